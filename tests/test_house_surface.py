@@ -1,0 +1,104 @@
+"""The public surface, written out: a name is added or removed here, on purpose, or not at all."""
+
+import importlib
+import inspect
+import types
+
+import pytest
+
+SURFACE = {
+    "attention_jax": [
+        "Plan",
+        "Stats",
+        "attend",
+        "attend_with_stats",
+        "attention_weights",
+        "explain",
+    ],
+    "attention_jax.heads": ["merge_heads", "split_heads"],
+    "attention_jax.masks": [
+        "BlockMap",
+        "Mask",
+        "causal",
+        "custom",
+        "from_array",
+        "local",
+        "padding",
+        "prefix",
+        "segments",
+        "window",
+    ],
+    "attention_jax.nnx": [
+        "AdditiveAttention",
+        "MultiHeadAttention",
+        "Transformer",
+        "TransformerDecoder",
+        "TransformerDecoderLayer",
+        "TransformerEncoder",
+        "TransformerEncoderLayer",
+        "additive",
+        "concat",
+        "general",
+        "greedy_decode",
+        "scaled_dot",
+    ],
+    "attention_jax.positions": ["sinusoidal"],
+    "attention_jax.scores": [
+        "Score",
+        "additive",
+        "additive_score",
+        "clip",
+        "concat",
+        "concat_score",
+        "cosine",
+        "cosine_score",
+        "custom",
+        "dot",
+        "dot_score",
+        "general",
+        "general_score",
+        "log_length",
+        "scaled_dot",
+        "scaled_dot_score",
+        "soft_cap",
+        "temperature",
+    ],
+    "attention_jax.softmax": ["masked_softmax"],
+    "attention_jax.testing": ["reference_attention", "reference_gradients"],
+}
+# What `import attention_jax as aj` brings along as aj.<name>; the others are imported by name.
+NAMESPACES = ["heads", "masks", "positions", "scores", "softmax", "testing"]
+
+
+def public_names(module: types.ModuleType) -> list[str]:
+    """Names without an underscore that this package made: no modules, nothing borrowed."""
+    own = "attention_jax" if hasattr(module, "__path__") else module.__name__
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and getattr(value, "__module__", "").startswith(own)
+    )
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_a_module_offers_exactly_these_names(name):
+    module = importlib.import_module(name)
+    assert public_names(module) == SURFACE[name]
+    assert sorted(getattr(module, "__all__", SURFACE[name])) == SURFACE[name]
+
+
+def test_the_front_door_leads_to_these_modules():
+    package = importlib.import_module("attention_jax")
+    for name in NAMESPACES:
+        assert inspect.ismodule(getattr(package, name))
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_every_public_name_says_what_it_is(name):
+    module = importlib.import_module(name)
+    for public in SURFACE[name]:
+        doc = inspect.getdoc(getattr(module, public))
+        assert doc, f"{name}.{public} has no docstring"
+        assert not doc.startswith(f"{public}("), f"{name}.{public}: the docstring is a dataclass's own"
