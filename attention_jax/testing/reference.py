@@ -1,0 +1,266 @@
+"""What attention is, in float64 NumPy: one query at a time, over the keys it may see.
+
+For query t of head n, the visible keys s are those where the mask is True and the logit not -inf::
+
+    logits_s = score(q_t, k_s) + bias_ts
+    lse_t    = log Σ_s exp(logits_s)
+    P_s      = exp(logits_s - lse_t)
+    out_t    = Σ_s P_s · c_s · v_s,    c_s = keep_ts / (1 - rate)
+
+and backwards, for the cotangents dO of out, dL of lse and dH of the entropy lse - Σ P·logits::
+
+    dP_s     = c_s · (dO_t · v_s)
+    dlogits  = P · (dP - Σ P·dP  +  dL  -  (logits - Σ P·logits) · dH)
+    dv_s    += P_s · c_s · dO_t
+    dq_t, dk_s, dparams  +=  the score's derivative at dlogits
+
+What a query does not see is never read, so NaN there cannot matter. A query that sees nothing gets
+weights 0, out 0, lse -inf and gradient 0. Loops over every row make this slow and plain: it is the
+truth that kernels are compared with, and it shares no code with them.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+from numpy.typing import ArrayLike
+
+from attention_jax.testing.reference_inputs import (
+    Problem,
+    named_params,
+    read_cotangent,
+    read_problem,
+)
+from attention_jax.testing.reference_scores import RowScore
+
+
+class Reference(NamedTuple):
+    """What `reference_attention` returns, in float64.
+
+    Attributes:
+        out: `[*B, T, N, V]`.
+        weights: `[*B, N, T, S]`, before dropout; a row sums to 1, or to 0 where nothing is visible.
+        lse: `[*B, N, T]`, the log-sum-exp of the logits, -inf where nothing is visible.
+    """
+
+    out: Float64[np.ndarray, "*B T N V"]
+    weights: Float64[np.ndarray, "*B N T S"]
+    lse: Float64[np.ndarray, "*B N T"]
+
+
+class Gradients(NamedTuple):
+    """What `reference_gradients` returns, in float64, each with the shape of its input.
+
+    Attributes:
+        query: `[*B, T, N, H]`; zeros where explicit `scores` were given.
+        key: `[*B, S, K, Hk]`; zeros where explicit `scores` were given.
+        value: `[*B, S, K, V]`.
+        bias: the bias's own shape, summed over broadcast axes; None without a bias.
+        scores: the explicit scores' own shape; None without.
+        params: one entry for every parameter of the score.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    bias: np.ndarray | None
+    scores: np.ndarray | None
+    params: dict[str, np.ndarray]
+
+
+class _Row(NamedTuple):
+    """One query's visible keys and what attention makes of them."""
+
+    seen: np.ndarray  # [n] key indices
+    logits: np.ndarray  # [n]
+    weights: np.ndarray  # [n]
+    lse: float
+
+
+def reference_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    score: str | RowScore = "scaled_dot",
+    params: Mapping[str, ArrayLike] | None = None,
+    scale: ArrayLike | None = None,
+    scores: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_mask: ArrayLike | None = None,
+) -> Reference:
+    """Attention in float64: out_t = Σ_s softmax_s(score(q_t, k_s) + bias_ts) · v_s over visible s.
+
+    Args:
+        query: `[*B, T, N, H]`, any dtype and any number of leading axes, none too.
+        key: `[*B, S, K, Hk]`, N a multiple of K; query head n uses key head `n // (N // K)`.
+        value: `[*B, S, K, V]`.
+        score: "scaled_dot", "dot", "general", "additive", "concat", "cosine", or a `RowScore`.
+        params: the score's parameters by name: `scale` (scaled_dot, cosine), `weight` (general:
+            `[H, Hk]`, concat: `[H + Hk, A]`), `w_query`, `w_key`, `v` (additive). Each may have a
+            leading axis N: one a query head.
+        scale: the same as `params={"scale": scale}`, a number or `[N]`.
+        scores: `[*B, N, T, S]` or broadcasting to it: used instead of a score.
+        mask: bool, broadcasting to `[*B, N, T, S]`, True = may attend.
+        bias: float, broadcasting to `[*B, N, T, S]`, added to the scores; -inf hides the pair.
+        dropout_rate: in [0, 1); the weights kept are divided by one minus it.
+        dropout_mask: bool, broadcasting to `[*B, N, T, S]`, True = kept. The returned weights
+            are those before dropout.
+
+    Returns:
+        `Reference(out [*B, T, N, V], weights [*B, N, T, S], lse [*B, N, T])`.
+
+    Raises:
+        TypeError: if a mask is not boolean.
+        ValueError: if shapes do not fit together, naming them, or a parameter is missing.
+
+    Example:
+        >>> import numpy as np
+        >>> query, key = np.ones((1, 1, 4)), np.ones((3, 1, 4))
+        >>> value = np.arange(3.0)[:, None, None]
+        >>> ref = reference_attention(query, key, value, mask=np.array([True, True, False]))
+        >>> ref.weights.tolist(), ref.out.tolist()
+        ([[[0.5, 0.5, 0.0]]], [[[0.5]]])
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762), eq. 1.
+    """
+    p = read_problem(
+        query, key, value, score, params, scale, scores, mask, bias, dropout_rate, dropout_mask
+    )
+    (size, t_len, n_heads, _), s_len = p.query.shape, p.key.shape[1]
+    out = np.zeros((size, t_len, n_heads, p.value.shape[-1]))
+    weights = np.zeros((size, n_heads, t_len, s_len))
+    lse = np.full((size, n_heads, t_len), -np.inf)
+    for b, n, t in np.ndindex(size, n_heads, t_len):
+        row = _row(p, b, n, t)
+        kept = row.weights * p.keep[b, n, t, row.seen]
+        out[b, t, n] = kept @ p.value[b, row.seen, n // p.heads_per_group]
+        weights[b, n, t, row.seen] = row.weights
+        lse[b, n, t] = row.lse
+    return Reference(*(x.reshape(p.batch + x.shape[1:]) for x in (out, weights, lse)))
+
+
+def reference_gradients(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    d_out: ArrayLike | None = None,
+    *,
+    d_lse: ArrayLike | None = None,
+    d_entropy: ArrayLike | None = None,
+    score: str | RowScore = "scaled_dot",
+    params: Mapping[str, ArrayLike] | None = None,
+    scale: ArrayLike | None = None,
+    scores: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_mask: ArrayLike | None = None,
+) -> Gradients:
+    """The gradient of `Σ d_out·out + Σ d_lse·lse + Σ d_entropy·entropy`, in closed form.
+
+    Rows that see nothing contribute nothing, whatever their cotangents.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, Hk]`.
+        value: `[*B, S, K, V]`.
+        d_out: `[*B, T, N, V]`, the cotangent of out; None is zero.
+        d_lse: `[*B, N, T]`, the cotangent of lse; None is zero.
+        d_entropy: `[*B, N, T]`, the cotangent of each row's entropy; None is zero.
+        score: the score's name or a `RowScore`, as for `reference_attention`.
+        params: its parameters.
+        scale: the same as `params={"scale": scale}`.
+        scores: `[*B, N, T, S]`, instead of a score; it gets the gradient then, query and key get 0.
+        mask: bool, broadcasting to `[*B, N, T, S]`.
+        bias: float, broadcasting to `[*B, N, T, S]`.
+        dropout_rate: in [0, 1).
+        dropout_mask: bool, broadcasting to `[*B, N, T, S]`, True = kept.
+
+    Returns:
+        `Gradients(query, key, value, bias, scores, params)`, each in the shape of its input.
+
+    Raises:
+        TypeError: if a mask is not boolean.
+        ValueError: if shapes do not fit together, naming them, or a parameter is missing.
+
+    Example:
+        >>> import numpy as np
+        >>> q, k, v = np.ones((1, 1, 1)), np.zeros((2, 1, 1)), np.array([[[0.0]], [[1.0]]])
+        >>> reference_gradients(q, k, v, np.ones((1, 1, 1))).key.ravel().tolist()
+        [-0.25, 0.25]
+    """
+    p = read_problem(
+        query, key, value, score, params, scale, scores, mask, bias, dropout_rate, dropout_mask
+    )
+    (size, t_len, n_heads, _), s_len = p.query.shape, p.key.shape[1]
+    d_out = read_cotangent("d_out", d_out, (*p.batch, t_len, n_heads, p.value.shape[-1]), size)
+    d_lse = read_cotangent("d_lse", d_lse, (*p.batch, n_heads, t_len), size)
+    d_entropy = read_cotangent("d_entropy", d_entropy, (*p.batch, n_heads, t_len), size)
+
+    d_query, d_key, d_value = (np.zeros_like(x) for x in (p.query, p.key, p.value))
+    d_logits = np.zeros((size, n_heads, t_len, s_len))
+    d_params = [{name: np.zeros_like(x) for name, x in head.items()} for head in p.params]
+    for b, n, t in np.ndindex(size, n_heads, t_len):
+        seen, logits, weights, _ = _row(p, b, n, t)
+        if not seen.size:
+            continue
+        group, keep = n // p.heads_per_group, p.keep[b, n, t, seen]
+        d_weights = keep * (p.value[b, seen, group] @ d_out[b, t, n])
+        d_row = weights * (d_weights - weights @ d_weights) + weights * d_lse[b, n, t]
+        d_row -= weights * (logits - weights @ logits) * d_entropy[b, n, t]
+        d_value[b, seen, group] += np.outer(weights * keep, d_out[b, t, n])
+        d_logits[b, n, t, seen] = d_row
+        if p.scores is None:
+            keys = p.key[b, seen, group]
+            d_q, d_k, d_theta = p.score.backward(p.query[b, t, n], keys, p.params[n], d_row)
+            d_query[b, t, n] += d_q
+            d_key[b, seen, group] += d_k
+            for name, d_parameter in d_theta.items():
+                d_params[n][name] += d_parameter
+
+    d_logits = d_logits.reshape(p.batch + d_logits.shape[1:])
+    given = named_params(params, scale)
+    return Gradients(
+        *(x.reshape(p.batch + x.shape[1:]) for x in (d_query, d_key, d_value)),
+        bias=None if bias is None else _sum_to(d_logits, np.shape(bias)),
+        scores=None if scores is None else _sum_to(d_logits, np.shape(scores)),
+        params={
+            name: _merge_heads([head[name] for head in d_params], np.shape(x))
+            for name, x in given.items()
+        },
+    )
+
+
+def _row(p: Problem, b: int, n: int, t: int) -> _Row:
+    """Softmax over the keys that query t of head n may see; reads no other key, score or bias."""
+    seen = np.flatnonzero(p.mask[b, n, t] & (p.bias[b, n, t] != -np.inf))
+    if p.scores is None:
+        keys = p.key[b, seen, n // p.heads_per_group]
+        logits = p.score.forward(p.query[b, t, n], keys, p.params[n])
+    else:
+        logits = p.scores[b, n, t, seen]
+    logits = logits + p.bias[b, n, t, seen]
+    seen, logits = seen[logits != -np.inf], logits[logits != -np.inf]
+    if not seen.size:
+        return _Row(seen, logits, logits, -np.inf)
+    shifted = np.exp(logits - logits.max())
+    lse = float(logits.max() + np.log(shifted.sum()))
+    return _Row(seen, logits, shifted / shifted.sum(), lse)
+
+
+def _merge_heads(heads: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient in the parameter's own shape: stacked if per head, summed if shared."""
+    stacked = np.stack(heads) if heads else np.zeros((0, *shape))
+    return stacked if stacked.shape == shape else stacked.sum(axis=0)
+
+
+def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Undo broadcasting: sum over the axes that `shape` lacks or has as 1."""
+    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
+    ones = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
+    return x.sum(axis=ones, keepdims=True)

@@ -1,0 +1,163 @@
+"""What the reference is asked, checked and brought into float64 with one batch axis.
+
+NumPy alone; it shares no code with the library it judges.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention_jax.testing.reference_scores import SCORES, RowScore
+
+
+class Problem(NamedTuple):
+    """The inputs in float64, all leading axes flattened into one: B."""
+
+    batch: tuple[int, ...]
+    query: np.ndarray  # [B, T, N, H]
+    key: np.ndarray  # [B, S, K, Hk]
+    value: np.ndarray  # [B, S, K, V]
+    mask: np.ndarray  # [B, N, T, S] bool
+    bias: np.ndarray  # [B, N, T, S]
+    keep: np.ndarray  # [B, N, T, S], 0 or 1 / (1 - rate)
+    scores: np.ndarray | None  # [B, N, T, S]
+    score: RowScore
+    params: list[dict[str, np.ndarray]]  # one a head
+
+    @property
+    def heads_per_group(self) -> int:
+        """N // K: how many query heads share a key head."""
+        return self.query.shape[2] // self.key.shape[2]
+
+
+def read_problem(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    score: str | RowScore,
+    params: Mapping[str, ArrayLike] | None,
+    scale: ArrayLike | None,
+    scores: ArrayLike | None,
+    mask: ArrayLike | None,
+    bias: ArrayLike | None,
+    dropout_rate: float,
+    dropout_mask: ArrayLike | None,
+) -> Problem:
+    """Check the request and bring it into one shape."""
+    q, k, v = (_float64(x) for x in (query, key, value))
+    for name, x, letters in (
+        ("query", q, "*B T N H"),
+        ("key", k, "*B S K H"),
+        ("value", v, "*B S K V"),
+    ):
+        if x.ndim < 3:
+            raise ValueError(f"{name} must be [{letters}], got shape {x.shape}")
+    batch, (t_len, n_heads, _), (s_len, k_heads, _) = q.shape[:-3], q.shape[-3:], k.shape[-3:]
+    if k.shape[:-3] != batch or v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(
+            "query [*B T N H], key [*B S K H] and value [*B S K V] must agree in *B, S and K, "
+            f"got {q.shape}, {k.shape} and {v.shape}"
+        )
+    if k_heads == 0 or n_heads % k_heads:
+        raise ValueError(f"query heads {n_heads} must be a multiple of key heads {k_heads} (N, K)")
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate {dropout_rate} must lie in [0, 1)")
+    if scores is not None and (score != "scaled_dot" or params or scale is not None):
+        raise ValueError("scores replaces the score: give no score, params or scale beside it")
+    row_score = _row_score(score)
+
+    pairs = (*batch, n_heads, t_len, s_len)
+    size = int(np.prod(batch))
+    keep = _boolean("dropout_mask", dropout_mask, pairs, size) / (1.0 - dropout_rate)
+    return Problem(
+        batch=batch,
+        query=q.reshape(size, *q.shape[-3:]),
+        key=k.reshape(size, *k.shape[-3:]),
+        value=v.reshape(size, *v.shape[-3:]),
+        mask=_boolean("mask", mask, pairs, size),
+        bias=_pairs("bias", 0.0 if bias is None else _float64(bias), pairs, size),
+        keep=keep,
+        scores=None if scores is None else _pairs("scores", _float64(scores), pairs, size),
+        score=row_score,
+        params=_split_heads(score, named_params(params, scale), n_heads),
+    )
+
+
+def _float64(x: ArrayLike) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def _row_score(score: str | RowScore) -> RowScore:
+    if isinstance(score, RowScore):
+        return score
+    if score not in SCORES:
+        raise ValueError(f"score {score!r} must be a RowScore or one of {sorted(SCORES)}")
+    return SCORES[score]()
+
+
+def _boolean(name: str, mask: ArrayLike | None, pairs: tuple[int, ...], size: int) -> np.ndarray:
+    array = np.asarray(True if mask is None else mask)
+    if array.dtype != np.bool_:
+        raise TypeError(f"{name} must be boolean, got {array.dtype}; numbers to add go in bias")
+    return _pairs(name, array, pairs, size)
+
+
+def _pairs(name: str, x: ArrayLike, pairs: tuple[int, ...], size: int) -> np.ndarray:
+    """Broadcast to [*B, N, T, S] and flatten the batch axes."""
+    try:
+        return np.broadcast_to(x, pairs).reshape(size, *pairs[-3:])
+    except ValueError:
+        raise ValueError(
+            f"{name} of shape {np.shape(x)} does not broadcast to [*B N T S] = {pairs}"
+        ) from None
+
+
+def read_cotangent(name: str, x: ArrayLike | None, shape: tuple[int, ...], size: int) -> np.ndarray:
+    """A cotangent in float64, its batch axes flattened into one; None is zero."""
+    array = np.zeros(shape) if x is None else _float64(x)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    return array.reshape(size, *shape[len(shape) - (3 if name == "d_out" else 2) :])
+
+
+_RANKS = {"weight": 2, "w_query": 2, "w_key": 2, "v": 1, "scale": 0, "tau": 0}
+
+
+def named_params(
+    params: Mapping[str, ArrayLike] | None, scale: ArrayLike | None
+) -> dict[str, np.ndarray]:
+    """The score's parameters by name, `scale` among them."""
+    named = {name: _float64(x) for name, x in (params or {}).items()}
+    if scale is not None:
+        named["scale"] = _float64(scale)
+    return named
+
+
+_NEEDS = {
+    "general": ("weight",),
+    "additive": ("w_query", "w_key", "v"),
+    "concat": ("weight", "v"),
+}
+
+
+def _split_heads(
+    score: str | RowScore, named: dict[str, np.ndarray], n_heads: int
+) -> list[dict[str, np.ndarray]]:
+    """Each head's own parameters: row n of one with a head axis, the whole of a shared one."""
+    if isinstance(score, str):
+        needed = _NEEDS.get(score, ())
+        allowed = needed or (("scale",) if score in ("scaled_dot", "cosine") else ())
+        missing, unknown = sorted(set(needed) - set(named)), sorted(set(named) - set(allowed))
+        if missing or unknown:
+            raise ValueError(f"score {score!r}: params {missing} missing, {unknown} unknown")
+    for name, x in named.items():
+        if name in _RANKS and x.ndim == _RANKS[name] + 1 and x.shape[0] != n_heads:
+            raise ValueError(
+                f"{name} of shape {x.shape} must have one entry a query head, N={n_heads}"
+            )
+    return [
+        {name: x[n] if x.ndim > _RANKS.get(name, x.ndim) else x for name, x in named.items()}
+        for n in range(n_heads)
+    ]
