@@ -1,0 +1,1 @@
+"""Experiments that compare attention mechanisms; ``python -m experiments --help`` lists them."""

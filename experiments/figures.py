@@ -1,0 +1,246 @@
+"""Figures with one look: the same colour for the same mechanism everywhere, words on every axis.
+
+Drawn with matplotlib's object interface (no pyplot, no global state). Colours are Okabe and Ito's,
+told apart with any colour vision; line styles differ too, for print.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+LABELS = {
+    "none": "no attention",
+    "dot": "dot, unscaled",
+    "scaled_dot": "scaled dot",
+    "additive": "additive",
+    "general": "general",
+    "concat": "concat",
+    "cosine": "cosine",
+}
+_STYLES = {
+    "none": ("#6b7280", (0, (1, 1.2))),
+    "dot": ("#d55e00", "--"),
+    "scaled_dot": ("#0072b2", "-"),
+    "additive": ("#009e73", "-."),
+    "general": ("#cc79a7", "-"),
+    "concat": ("#b8860b", "--"),
+    "cosine": ("#56b4e9", "-."),
+}
+_SPARE = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#b8860b", "-")]
+_LOOK = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": "#3b4149",
+    "axes.edgecolor": "#9aa1a9",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e7e9ec",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#3b4149",
+    "ytick.color": "#3b4149",
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "savefig.dpi": 150,
+}
+
+Points = Sequence[tuple[float, float | None]]
+
+
+def label(name: str) -> str:
+    """Return the words for a mechanism: ``scaled_dot`` is ``scaled dot``."""
+    return LABELS.get(name, name)
+
+
+def colour(name: str, index: int = 0) -> str:
+    """Return the colour of a mechanism, or the ``index``-th spare one for other names."""
+    return _style(name, index)[0]
+
+
+def curves(
+    file: Path,
+    panels: Sequence[tuple[str, Mapping[str, Sequence[Points]]]],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    markers: bool = False,
+    same_y: bool = True,
+    mark_y: tuple[float, str] | None = None,
+) -> None:
+    """Draw lines, one panel beside the other: mean over the runs of a name, and their range.
+
+    Args:
+        file: the PNG to write.
+        panels: ``(title, {name: [run, ...]})``, a run being ``[(x, y), ...]``; None and NaN are
+            left out.
+        x: the words under the horizontal axis.
+        y: the words at the vertical axis.
+        log_x: a logarithmic horizontal axis, ticks at powers of two.
+        log_y: a logarithmic vertical axis.
+        markers: a dot at each point, for few points.
+        same_y: all panels share their vertical axis.
+        mark_y: a level to mark with a thin line, and its words.
+    """
+    with rc_context(_LOOK):
+        figure, axes = _panels(len(panels), height=3.1, same_y=same_y)
+        for ax, (title, series) in zip(axes, panels, strict=True):
+            ax.set_title(title)
+            for index, (name, runs) in enumerate(series.items()):
+                _line(ax, name, index, runs, markers)
+            _axes(ax, x, log_x, log_y)
+            if mark_y is not None:
+                ax.axhline(mark_y[0], color="#9aa1a9", linewidth=0.9, zorder=1)
+                ax.annotate(
+                    mark_y[1], (1, mark_y[0]), xycoords=("axes fraction", "data"),
+                    xytext=(0, 2), textcoords="offset points", ha="right", fontsize=7.5,
+                    color="#6b7280",
+                )  # fmt: skip
+        axes[0].set_ylabel(y)
+        _legend(figure, axes[0])
+        figure.savefig(file)
+
+
+def bars(
+    file: Path,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[Sequence[float | None]]],
+    *,
+    x: str,
+    y: str,
+    top: float | None = None,
+) -> None:
+    """Draw grouped bars with the spread over seeds: ``series[name][group]`` is a list of values."""
+    with rc_context(_LOOK):
+        figure, (ax,) = _panels(1, height=3.1)
+        width = 0.8 / max(len(series), 1)
+        for index, (name, values) in enumerate(series.items()):
+            known = [[v for v in group if v is not None and math.isfinite(v)] for group in values]
+            heights = [np.mean(group) if group else 0.0 for group in known]
+            errors = [np.std(group, ddof=1) if len(group) > 1 else 0.0 for group in known]
+            places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
+            drawn = ax.bar(
+                places, heights, width * 0.92, color=colour(name, index), label=label(name),
+                yerr=errors if any(errors) else None, error_kw={"elinewidth": 1, "ecolor": "#3b4149"},
+            )  # fmt: skip
+            words = [f"{h:.0f}" if k else "–" for h, k in zip(heights, known, strict=True)]
+            ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")
+        ax.set_xticks(range(len(groups)), groups)
+        ax.grid(visible=False, axis="x")
+        ax.set_ylim(0, top)
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        _legend(figure, ax)
+        figure.savefig(file)
+
+
+def alignments(
+    file: Path,
+    panels: Sequence[tuple[str, np.ndarray]],
+    source: Sequence[str],
+    target: Sequence[str],
+    gold: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Draw attention weights ``[T, S]`` of several models for one sentence, words on both axes.
+
+    Args:
+        file: the PNG to write.
+        panels: ``(title, weights)``; row t is the target word written when looking.
+        source: the S source words, across.
+        target: the T target words, down.
+        gold: pairs ``(source index, target index)`` to frame.
+    """
+    with rc_context(_LOOK | {"axes.grid": False}):
+        across = min(len(panels), 2 if len(source) > 14 else 3)
+        down = math.ceil(len(panels) / across)
+        side = 8.2 / across
+        tall = side * min(max(len(target) / max(len(source), 1), 0.6), 1.25)
+        figure = Figure(figsize=(8.2, down * (tall + 0.5)), layout="constrained")
+        size = 8 if max(len(source), len(target)) <= 12 else 6.5
+        for index, (title, weights) in enumerate(panels):
+            ax = figure.add_subplot(down, across, index + 1)
+            image = ax.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            ax.set_title(title)
+            ax.set_xticks(
+                range(len(source)), source, rotation=55, ha="right", rotation_mode="anchor",
+                fontsize=size,
+            )  # fmt: skip
+            ax.set_yticks(range(len(target)), target, fontsize=size)
+            for s, t in gold:
+                ax.plot(
+                    [s - 0.5, s + 0.5, s + 0.5, s - 0.5, s - 0.5],
+                    [t - 0.5, t - 0.5, t + 0.5, t + 0.5, t - 0.5],
+                    color="#d55e00", linewidth=1.1, zorder=3,
+                )  # fmt: skip
+            ax.spines[:].set_visible(True)
+        bar = figure.colorbar(image, ax=figure.axes, shrink=0.5, aspect=30, pad=0.015)
+        bar.outline.set_visible(False)
+        bar.set_label("weight", fontsize=8)
+        figure.savefig(file)
+
+
+def _panels(count: int, height: float, same_y: bool = True) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    axes = figure.subplots(1, count, sharey=same_y, squeeze=False)
+    return figure, list(axes[0])
+
+
+def _line(ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool) -> None:
+    by_x: dict[float, list[float]] = {}
+    for run in runs:
+        for place, value in run:
+            if value is not None and math.isfinite(value):
+                by_x.setdefault(place, []).append(value)
+    places = sorted(by_x)
+    means = [float(np.mean(by_x[p])) for p in places]
+    shade, dashes = _style(name, index)
+    ax.plot(
+        places, means, color=shade, linestyle=dashes, label=label(name),
+        marker="o" if markers else None, markersize=4,
+    )  # fmt: skip
+    if any(len(values) > 1 for values in by_x.values()):
+        low, high = [min(by_x[p]) for p in places], [max(by_x[p]) for p in places]
+        ax.fill_between(places, low, high, color=shade, alpha=0.15, linewidth=0)
+
+
+def _axes(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
+    ax.set_xlabel(x)
+    if log_x:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+    if log_y:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(base=10, numticks=12))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_major_formatter(FuncFormatter(_plain))
+
+
+def _plain(value: float, _: Callable | None = None) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:.10f}".rstrip("0")
+
+
+def _legend(figure: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper left", ncols=min(len(labels), 5),
+        handlelength=2.4, columnspacing=1.6,
+    )  # fmt: skip
+
+
+def _style(name: str, index: int) -> tuple[str, object]:
+    return _STYLES.get(name) or _SPARE[index % len(_SPARE)]

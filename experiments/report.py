@@ -1,0 +1,170 @@
+"""The report of a run: one HTML file that needs nothing else, made for reading.
+
+A study says what it found as a `Report` (question, answer, sections of text, tables and figures);
+the template turns that into ``report.html`` with the figures inlined. Tables of published figures
+stand beside ours as rows marked ``published``.
+"""
+
+import base64
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+COMPARE_THE_SHAPE = "other data, other scale: compare the shape"
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A table row; ``published`` marks figures from a paper, with their source as last words."""
+
+    cells: Sequence[str]
+    published: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table: the first column names the rows, the others hold text or numbers as text."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A PNG of the run folder with what it shows: ``alt`` for those who cannot see it."""
+
+    file: str
+    alt: str
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the report: paragraphs, then tables and pictures in order."""
+
+    title: str
+    text: Sequence[str] = ()
+    blocks: Sequence[Table | Picture] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that the template shows."""
+
+    title: str
+    question: str
+    answer: Sequence[str]
+    sections: Sequence[Section]
+    warnings: Sequence[str] = ()
+
+
+def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
+    """Write ``report.html`` into ``folder`` and return its path.
+
+    Args:
+        folder: the run folder, which the pictures' file names are relative to.
+        report: what to show.
+        results: the document of results.json, whose head tells what was run, where and when.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["inlined"] = lambda name: _inlined(folder / name)
+    environment.filters["anchor"] = _anchor
+    environment.tests["table"] = lambda block: isinstance(block, Table)
+    html = environment.get_template("report.html.j2").render(
+        report=report, results=results, facts=_facts(results)
+    )
+    file = folder / "report.html"
+    file.write_text(html, encoding="utf-8")
+    return file
+
+
+def mean_sd(values: Sequence[float | None], digits: int = 1, percent: bool = False) -> str:
+    """Return ``mean ± standard deviation`` (of the sample), or the one value, or an en dash.
+
+    None and NaN count as not measured: the spread is over the others, and it is said how many.
+    """
+    factor, sign = (100, " %") if percent else (1, "")
+    known = [v * factor for v in values if v is not None and math.isfinite(v)]
+    if not known:
+        return "–"
+    text = f"{statistics.fmean(known):.{digits}f}"
+    if len(known) > 1:
+        text += f" ± {statistics.stdev(known):.{digits}f}"
+    text += sign
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+
+
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in words a person would use: ``48 s``, ``4 min 10 s``, ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def memory(size: float | None) -> str:
+    """Return a number of bytes in words: ``532 KB``, ``1.3 GB`` (powers of 1024, as the papers)."""
+    if size is None:
+        return "–"
+    for unit in ("B", "KB", "MB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GB"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return ``a``, ``a and b`` or ``a, b and c``."""
+    words = list(words)
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of "What was run": name, value."""
+    device = results["environment"]["device"]
+    versions = results["environment"]["versions"]
+    sittings = results["sittings"]
+    settings = results["settings"]
+    return [
+        ("Study", results["study"]),
+        ("Started", results["started"].replace("T", " ")),
+        (
+            "Took",
+            duration(results["seconds"]) + (f" in {sittings} sittings" if sittings > 1 else ""),
+        ),
+        ("Settings", ", ".join(f"{k} {_setting(v)}" for k, v in settings.items())),
+        ("Device", f"{device['count']} × {device['kind']} ({device['platform']})"),
+        ("Processor", f"{device['cpu']}, {device['cores']} cores"),
+        ("System", results["environment"]["system"]),
+        ("Versions", ", ".join(f"{k} {v}" for k, v in versions.items() if v)),
+    ]
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return "/".join(str(v) for v in value)
+    return "–" if value is None else str(value)
+
+
+def _inlined(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def _anchor(title: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")

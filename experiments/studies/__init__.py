@@ -1,0 +1,17 @@
+"""The studies, one a file: a new one is a new file here and one line in ``STUDIES``.
+
+A study is a frozen dataclass derived from `experiments.options.StudyOptions`. Its docstring is its
+label: the question, the paper and table, the command, the expected time and result. Its module
+stays light (no JAX at import), so that ``--help`` answers at once.
+"""
+
+from experiments.options import StudyOptions
+from experiments.studies.compare import Compare
+from experiments.studies.cost import Cost
+from experiments.studies.scaling import Scaling
+
+STUDIES: dict[str, type[StudyOptions]] = {
+    "compare": Compare,
+    "scaling": Scaling,
+    "cost": Cost,
+}

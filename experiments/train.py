@@ -1,0 +1,242 @@
+"""Training: warm-up, Adam, clipping, checkpoints, and going on after a stop to the same numbers.
+
+    g_t     = ∇ loss(θ_t; batch t)                       batch t depends on (seed, t) alone
+    g_t     ← g_t · min(1, 1 / ‖g_t‖)
+    θ_{t+1} = θ_t − η_t · Adam(g_t),    η_t: linear warm-up, then a cosine to 0
+
+Nothing but the step number, the parameters and Adam's moments decides what comes next, so these
+(with the curves so far) are what a checkpoint holds, and a run that was stopped repeats an
+uninterrupted one exactly.
+
+References:
+    Kingma and Ba, 2014, "Adam: a method for stochastic optimization", arXiv 1412.6980.
+    Vaswani et al., 2017, "Attention is all you need", arXiv 1706.03762, §5.3 (warm-up).
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from experiments.progress import Progress, Stop
+
+Batch = Any  # a pytree of arrays whose shapes are one of a few
+Observed = dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How long and how to train.
+
+    Attributes:
+        steps: optimiser steps in all.
+        learning_rate: the highest one, reached at the end of the warm-up.
+        warmup: steps over which the learning rate grows from 0.
+        observe_every: steps between two looks at the held-out loss (the last step is looked at too).
+        checkpoint_every: steps between two checkpoints.
+        clip: the largest global norm of a gradient.
+    """
+
+    steps: int
+    learning_rate: float = 3e-3
+    warmup: int = 100
+    observe_every: int = 50
+    checkpoint_every: int = 100
+    clip: float = 1.0
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Return clipping, then Adam with the schedule; eps and b2 as in Vaswani et al."""
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, self.learning_rate, min(self.warmup, self.steps), max(self.steps, self.warmup + 1)
+        )
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip), optax.adam(schedule, b1=0.9, b2=0.98, eps=1e-9)
+        )
+
+
+@dataclasses.dataclass
+class History:
+    """What training looked like, step by step; the first entry is step 1.
+
+    Attributes:
+        loss: training loss of each step.
+        gradient_norm: global norm of each step's gradient, before clipping.
+        seconds: time of each step, without compiling.
+        observed: one dict for each look: ``step`` and whatever ``observe`` returned.
+        compile_seconds: time spent compiling the step, over all shapes and sittings.
+        temporaries: bytes of temporaries of the compiled step, by the batch's shapes.
+        diverged_at: the step at which the loss was not finite, where training ended; else None.
+    """
+
+    loss: list[float] = dataclasses.field(default_factory=list)
+    gradient_norm: list[float] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    observed: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    compile_seconds: float = 0.0
+    temporaries: dict[str, int] = dataclasses.field(default_factory=dict)
+    diverged_at: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.loss)
+
+    def step_milliseconds(self) -> float | None:
+        """Return the median time of a step."""
+        return float(np.median(self.seconds) * 1e3) if self.seconds else None
+
+
+def train(
+    model: nnx.Module,
+    loss: Callable[[nnx.Module, Batch, jax.Array], jax.Array],
+    batch_at: Callable[[int], Batch],
+    recipe: Recipe,
+    *,
+    seed: int,
+    observe: Callable[[nnx.Module], Observed],
+    checkpoints: Path,
+    progress: Progress,
+    name: str,
+) -> tuple[nnx.Module, History]:
+    """Train ``model`` (or go on with it from the last of ``checkpoints``) and return it.
+
+    Args:
+        model: freshly built from ``seed``.
+        loss: ``(model, batch, key) -> scalar``; the key is this step's, for dropout.
+        batch_at: step (from 0) to batch; must depend on nothing but its argument.
+        recipe: how long and how.
+        seed: of the steps' keys.
+        observe: called on the model every ``recipe.observe_every`` steps and after the last.
+        checkpoints: folder for training states; made if missing.
+        progress: where to show loss and time left.
+        name: what the progress bar calls this model.
+
+    Returns:
+        The trained model and what training looked like. A loss that is not finite ends training:
+        ``history.diverged_at`` says where, and the model is the one before that step.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM came; the state was saved first.
+    """
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    moments = recipe.optimizer().init(params)
+    base = jax.random.key(seed)
+    with _manager(checkpoints) as manager:
+        params, moments, history = _restore(manager, params, moments)
+        step = _CompiledStep(_step(graph, rest, loss, recipe.optimizer()), history)
+        with progress.piece(name, recipe.steps, history.step) as piece, Stop() as stop:
+            while history.step < recipe.steps and history.diverged_at is None:
+                key = jax.random.fold_in(base, history.step)
+                params, moments = step(params, moments, batch_at(history.step), key)
+                now = history.step
+                piece.advance(f"loss {history.loss[-1]:.3f}")
+                ends = now == recipe.steps or history.diverged_at is not None
+                if ends or now % recipe.observe_every == 0:
+                    seen = observe(nnx.merge(graph, params, rest))
+                    history.observed.append({"step": now, **seen})
+                if ends or stop.asked or now % recipe.checkpoint_every == 0:
+                    _save(manager, params, moments, history)
+                if stop.asked:
+                    raise KeyboardInterrupt
+        if history.diverged_at is not None:
+            progress.say(f"{name}: diverged, the loss is not finite at step {history.diverged_at}")
+            progress.skip(recipe.steps - history.step)
+    return nnx.merge(graph, params, rest), history
+
+
+def _step(graph: Any, rest: Any, loss: Any, optimizer: optax.GradientTransformation) -> Any:
+    """Return the jitted step; parameters and moments are donated, so it works in place."""
+
+    def step(params: Any, moments: Any, batch: Batch, key: jax.Array) -> tuple[Any, ...]:
+        def objective(params: Any) -> jax.Array:
+            return loss(nnx.merge(graph, params, rest), batch, key)
+
+        value, gradient = jax.value_and_grad(objective)(params)
+        norm = optax.global_norm(gradient)
+        updates, new_moments = optimizer.update(gradient, moments, params)
+        new = optax.apply_updates(params, updates), new_moments
+        # A step whose loss or gradient is not finite changes nothing: the model before it is the
+        # one that can be examined.
+        fine = jnp.isfinite(value) & jnp.isfinite(norm)
+        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (params, moments))
+        return *kept, value, norm
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+class _CompiledStep:
+    """Runs the step and keeps the history: one executable for each shape of batch."""
+
+    def __init__(self, step: Any, history: History):
+        self._step = step
+        self._history = history
+        self._executables: dict[str, Any] = {}
+
+    def __call__(self, params: Any, moments: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
+        history = self._history
+        shapes = " ".join("×".join(map(str, np.shape(a))) for a in jax.tree.leaves(batch))
+        if shapes not in self._executables:
+            begun = time.perf_counter()
+            executable = self._step.lower(params, moments, batch, key).compile()
+            history.compile_seconds += time.perf_counter() - begun
+            analysis = executable.memory_analysis()
+            if analysis is not None:
+                history.temporaries[shapes] = analysis.temp_size_in_bytes
+            self._executables[shapes] = executable
+        begun = time.perf_counter()
+        params, moments, loss, norm = self._executables[shapes](params, moments, batch, key)
+        loss, norm = float(loss), float(norm)
+        history.seconds.append(time.perf_counter() - begun)
+        history.loss.append(loss)
+        history.gradient_norm.append(norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            history.diverged_at = history.step
+        return params, moments
+
+
+def _manager(folder: Path) -> ocp.CheckpointManager:
+    # Saving is synchronous: what a log line or a kill after it relies on is on the disk by then.
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, create=True, enable_async_checkpointing=False
+    )
+    return ocp.CheckpointManager(folder, options=options)
+
+
+def _save(manager: ocp.CheckpointManager, params: Any, moments: Any, history: History) -> None:
+    state = {"params": nnx.to_pure_dict(params), "moments": jax.tree.leaves(moments)}
+    manager.save(
+        history.step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            history=ocp.args.JsonSave(dataclasses.asdict(history)),
+        ),
+        force=True,
+    )
+
+
+def _restore(
+    manager: ocp.CheckpointManager, params: Any, moments: Any
+) -> tuple[Any, Any, History]:
+    """Return the state of the last checkpoint, or the one given and an empty history."""
+    latest = manager.latest_step()
+    if latest is None:
+        return params, moments, History()
+    like = {"params": nnx.to_pure_dict(params), "moments": jax.tree.leaves(moments)}
+    restored = manager.restore(
+        latest,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore()
+        ),
+    )
+    nnx.replace_by_pure_dict(params, restored["state"]["params"])
+    moments = jax.tree.unflatten(jax.tree.structure(moments), restored["state"]["moments"])
+    return params, moments, History(**restored["history"])
