@@ -1,19 +1,21 @@
 """How the documentation is built: `python -m sphinx -W -b html docs docs/_build/html`."""
 
 import sys
-from importlib.metadata import version
+import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
 project = "attention_jax"
 author = "the attention_jax authors"
-release = version("attention_jax")
+release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
 
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "plain_docstrings",
+    "short_signatures",
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build", "_ext"]
@@ -27,6 +29,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_attr_annotations = False
 python_maximum_signature_line_length = 88
 
 html_theme = "furo"

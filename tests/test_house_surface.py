@@ -1,8 +1,10 @@
 """The public surface, written out: a name is added or removed here, on purpose, or not at all."""
 
+import ast
 import importlib
 import inspect
 import types
+from pathlib import Path
 
 import pytest
 
@@ -71,15 +73,21 @@ NAMESPACES = ["heads", "masks", "positions", "scores", "softmax", "testing"]
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """Names without an underscore that this package made: no modules, nothing borrowed."""
-    own = "attention_jax" if hasattr(module, "__path__") else module.__name__
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and not inspect.ismodule(value)
-        and getattr(value, "__module__", "").startswith(own)
-    )
+    """What a module's source defines, or passes on as `from x import y as y`, bar the underscored."""
+    source = inspect.getsourcefile(module)
+    assert source is not None
+    names: set[str] = set()
+    for node in ast.parse(Path(source).read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {a.asname for a in node.names if a.asname is not None and a.asname == a.name}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    public = {name for name in names if not name.startswith("_")}
+    return sorted(name for name in public if not inspect.ismodule(getattr(module, name)))
 
 
 @pytest.mark.parametrize("name", SURFACE)
