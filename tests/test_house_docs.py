@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+
 from tests.test_house_surface import SURFACE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / "attention_jax").rglob("*.py")) + sorted((ROOT / "experiments").rglob("*.py"))
+FILES = sorted((ROOT / "attention_jax").rglob("*.py")) + sorted(
+    (ROOT / "experiments").rglob("*.py")
+)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

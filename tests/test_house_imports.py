@@ -1,4 +1,4 @@
-"""What `import attention_jax` costs, and what it leaves alone. Each test asks a fresh interpreter."""
+"""What `import attention_jax` costs, and what it leaves alone, as a fresh interpreter tells."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def ask(program: str) -> dict:
 
 def test_the_front_door_loads_nothing_that_it_does_not_need():
     loaded = ask(
-        "import sys, json; import attention_jax; print(json.dumps({'modules': sorted(sys.modules)}))"
+        "import sys, json, attention_jax; print(json.dumps({'modules': sorted(sys.modules)}))"
     )["modules"]
     heavy = {"flax", "optax", "orbax", "matplotlib", "hypothesis", "beartype", "experiments"}
     assert not heavy & {name.split(".")[0] for name in loaded}

@@ -73,7 +73,7 @@ NAMESPACES = ["heads", "masks", "positions", "scores", "softmax", "testing"]
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """What a module's source defines, or passes on as `from x import y as y`, bar the underscored."""
+    """What the source defines or passes on as `from x import y as y`, bar the underscored."""
     source = inspect.getsourcefile(module)
     assert source is not None
     names: set[str] = set()
@@ -109,4 +109,4 @@ def test_every_public_name_says_what_it_is(name):
     for public in SURFACE[name]:
         doc = inspect.getdoc(getattr(module, public))
         assert doc, f"{name}.{public} has no docstring"
-        assert not doc.startswith(f"{public}("), f"{name}.{public}: the docstring is a dataclass's own"
+        assert not doc.startswith(f"{public}("), f"{name}.{public} has a dataclass's docstring"

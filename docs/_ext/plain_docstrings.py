@@ -1,8 +1,8 @@
 """Docstrings are plain text with formulas in it; Sphinx reads reStructuredText.
 
-The docstrings write a shape as `[*B, T, N, H]` and set a formula off by four spaces, because that reads
-well in an editor and in `help()`. Here each docstring is turned into what Sphinx expects, before
-napoleon looks for its sections:
+The docstrings write a shape as `[*B, T, N, H]` and set a formula off by four spaces, because that
+reads well in an editor and in `help()`. Here each docstring is turned into what Sphinx expects,
+before napoleon looks for its sections:
 
     `code`                     becomes   ``code``
     a formula set off          becomes   a literal block
@@ -10,18 +10,22 @@ napoleon looks for its sections:
 """
 
 import re
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 SECTION = re.compile(
     r"^(Args|Arguments|Returns|Raises|Yields|Attributes|Example|Examples|Note|References|Warns):\s*$"
 )
+BULLET = re.compile(r"^\s*[*-] ")
 LITERAL = re.compile(r"(``.+?``|:\w+:`.+?`|`[^`]+`)")
 
 
 def inline(text: str) -> str:
-    """One piece of running text with its code marked and its other signs escaped."""
-    pieces = []
-    for piece in LITERAL.split(text):
+    """A line of running text with its code marked and its other signs escaped."""
+    bullet = BULLET.match(text)
+    pieces = [bullet[0]] if bullet else []
+    for piece in LITERAL.split(text[len("".join(pieces)) :]):
         if LITERAL.fullmatch(piece):
             single = piece.startswith("`") and not piece.startswith("``")
             pieces.append(f"``{piece[1:-1]}``" if single else piece)
@@ -30,17 +34,12 @@ def inline(text: str) -> str:
     return "".join(pieces)
 
 
-def indent(line: str) -> int:
-    """The number of spaces in front, or a large one for an empty line."""
-    return len(line) - len(line.lstrip()) if line.strip() else 1 << 30
-
-
 def join_code(lines: list[str]) -> list[str]:
     """Joins a line with the next one where a `...` runs over the end of the line."""
     joined: list[str] = []
     for line in lines:
         open_code = bool(joined) and joined[-1].count("`") % 2 == 1 and bool(line.strip())
-        if open_code:
+        if open_code and not line.lstrip().startswith((">>>", "...")):
             joined[-1] += " " + line.strip()
         else:
             joined.append(line)
@@ -49,39 +48,54 @@ def join_code(lines: list[str]) -> list[str]:
 
 def convert(lines: list[str]) -> list[str]:
     """The docstring's lines as reStructuredText."""
-    out: list[str] = []
-    section, i = False, 0
-    lines = join_code(lines)
-    while i < len(lines):
-        line = lines[i]
-        if SECTION.match(line):
-            section = True
-        elif line.strip() and indent(line) == 0:
-            section = False
-        starts = not section and indent(line) >= 2 and line.strip() and (not out or not out[-1].strip())
-        if line.lstrip().startswith((">>>", "...")):
-            while i < len(lines) and lines[i].strip():  # an example ends at an empty line
-                out.append(lines[i])
-                i += 1
-            continue
-        if starts or line.startswith("|"):
-            is_table = line.startswith("|")
-            announced = any(row.strip() for row in out) and next(
-                row for row in reversed(out) if row.strip()
-            ).endswith("::")
-            if not announced:
-                out += ["", "::", ""] if out and out[-1].strip() else ["::", ""]
-            while i < len(lines) and (lines[i].startswith("|") if is_table else indent(lines[i]) >= 2):
-                out.append("    " + lines[i] if lines[i].strip() else "")
-                i += 1
-            out.append("")
-            continue
-        out.append(inline(line))
-        i += 1
-    return out
+    lines, out, section = join_code(lines), [""], False
+    while lines:
+        line = lines.pop(0)
+        if not indented(line):
+            section = bool(SECTION.match(line))
+        if line.lstrip().startswith(">>>"):  # an example stands as it is, up to an empty line
+            out.append(line)
+            while lines and lines[0].strip():
+                out.append(lines.pop(0))
+        elif is_table(line) or (line[:2] == "  " and not section and not out[-1].strip()):
+            belongs = is_table if is_table(line) else indented
+            out += literal_block([line, *take(lines, belongs)], announced=announced(out))
+        else:
+            out.append(inline(line))
+    return out[1:]
 
 
-def process(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+def is_table(line: str) -> bool:
+    """Whether the line is a row of a Markdown table."""
+    return line.startswith("|")
+
+
+def indented(line: str) -> bool:
+    """Whether the line is set off from the text, or empty."""
+    return line.startswith("  ") or not line.strip()
+
+
+def take(lines: list[str], belongs: Callable[[str], bool]) -> list[str]:
+    """Removes the first lines that belong together, and returns them."""
+    taken = []
+    while lines and belongs(lines[0]):
+        taken.append(lines.pop(0))
+    return taken
+
+
+def announced(out: list[str]) -> bool:
+    """Whether the last text before here ends with the two colons of a literal block."""
+    text = [line for line in out if line.strip()]
+    return bool(text) and text[-1].endswith("::")
+
+
+def literal_block(lines: list[str], announced: bool) -> list[str]:
+    """The lines as a literal block, after the two colons that announce one."""
+    shown = textwrap.indent(textwrap.dedent("\n".join(lines)), "    ").splitlines()
+    return [*([] if announced else ["", "::", ""]), *shown, ""]
+
+
+def process(_app: Any, _what: str, _name: str, _obj: Any, _opts: Any, lines: list[str]) -> None:
     """Rewrites `lines` in place, as autodoc asks of its listeners."""
     lines[:] = convert(lines)
 
