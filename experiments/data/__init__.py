@@ -1,10 +1,12 @@
 """Parallel text for the experiments.
 
-    data = load("grammar", seed=0)                      # Dataset: train, valid, test: tuples of Pair
-    source, target = train_tokenizers(data)             # Tokenizer: .size .encode .decode .labels .save
+    data = load("grammar", seed=0)            # a Dataset: train, valid, test are tuples of Pair
+    source, target = train_tokenizers(data)   # .size .encode .decode .labels .save
     train = TrainBatches(encode(data.train, source, target), batch_size=64, seed=0)
-    for batch in train.iterate(start_step=0): ...       # Batch: source [B, S], target_in / target_out [B, T], masks, index
-    for batch in eval_batches(encode(data.test, source, target), batch_size=64): ...   # index -1: an empty row
+    for batch in train.iterate(start_step=0):      # batch.source [B, S], .target_in [B, T],
+        ...                                        # .target_out, .source_mask, .target_mask, .index
+    for batch in eval_batches(encode(data.test, source, target), batch_size=64):
+        ...                                        # every pair once; index -1 marks an empty row
 
 A text is a string; where ``data.unit`` is "word" its tokens are joined by one blank. Score with
 ``experiments.metrics`` and ``tokenize=data.bleu_tokenize``, by length with ``data.lengths("test")``
@@ -41,5 +43,7 @@ def load(
 ) -> Dataset:
     """Loads parallel text by name or path."""
     if spec == "grammar":
-        return load_grammar(seed=seed, train_size=train_size, valid_size=valid_size, test_size=test_size)
+        return load_grammar(
+            seed=seed, train_size=train_size, valid_size=valid_size, test_size=test_size
+        )
     raise DataError(f"unknown data {spec!r}; known: grammar")

@@ -1,8 +1,8 @@
 """Batches of a few fixed shapes, in an order that a step number determines.
 
-Under jit every new shape is compiled anew, so the pairs are sorted into at most ``max_shapes`` shapes
-(source length, target length), chosen to waste the least padding. Within an epoch the order is a function
-of (seed, epoch) and the number of batches is the same in every epoch, so step ``i`` can be
+Under jit every new shape is compiled anew, so the pairs are sorted into at most ``max_shapes``
+shapes (source length, target length), chosen to waste the least padding. Within an epoch the order
+is a function of (seed, epoch), and every epoch has the same number of batches, so step ``i`` can be
 computed without the steps before it: a resumed run sees the batches of an uninterrupted one.
 """
 
@@ -50,7 +50,8 @@ class Batch:
     Attributes:
         source: [B, S] ids, ``EOS`` behind the text, then padding.
         target_in: [B, T] what the decoder reads: ``BOS`` and the text.
-        target_out: [B, T] what it should say: the text and ``EOS``; row t is said after reading row t.
+        target_out: [B, T] what it should say: the text and ``EOS``, each after reading
+            ``target_in`` up to the same place.
         source_mask: [B, S], True where there is a token (``EOS`` included).
         target_mask: [B, T], True where ``target_out`` counts.
         index: [B] the pair's place in its split, -1 for an empty row that fills the batch up.
@@ -77,9 +78,9 @@ def encode(
     max_length: int | None = None,
     truncate: bool = False,
 ) -> Encoded:
-    """Encodes pairs; those with more than ``max_length`` tokens on a side (``EOS`` included) are left out.
+    """Encodes pairs, leaving out those with more than ``max_length`` tokens on a side.
 
-    With ``truncate`` they are cut instead, so that a test split keeps its size.
+    ``EOS`` counts. With ``truncate`` they are cut instead, so that a test split keeps its size.
     """
     sources, targets, index = [], [], []
     for number, pair in enumerate(pairs):
@@ -87,12 +88,16 @@ def encode(
         if max_length is not None and max(map(len, ids)) > max_length:
             if not truncate:
                 continue
-            ids = tuple([*side[: max_length - 1], EOS] if len(side) > max_length else side for side in ids)
+            ids = tuple(
+                [*side[: max_length - 1], EOS] if len(side) > max_length else side for side in ids
+            )
         sources.append(np.array(ids[0], np.int32))
         targets.append(np.array(ids[1], np.int32))
         index.append(number)
     if not sources:
-        raise DataError(f"all {len(pairs)} pairs are longer than {max_length} tokens; allow longer ones")
+        raise DataError(
+            f"all {len(pairs)} pairs are longer than {max_length} tokens; allow longer ones"
+        )
     return Encoded(tuple(sources), tuple(targets), tuple(index), len(pairs) - len(sources))
 
 
@@ -154,8 +159,8 @@ def _pack(data: Encoded, rows: Sequence[int], shape: Shape, batch_size: int) -> 
 class TrainBatches:
     """Endless training batches of ``batch_size`` full rows; ``batches[i]`` is step i's.
 
-    Pairs left over in one shape move up to the next larger one; only the last, largest batch of an epoch is
-    filled by repeating pairs. Nothing is dropped.
+    Pairs left over in one shape move up to the next larger one; only the last, largest batch of an
+    epoch is filled by repeating pairs. Nothing is dropped.
 
     Args:
         data: The encoded train split.
@@ -179,7 +184,9 @@ class TrainBatches:
         self.data, self.batch_size, self.seed = data, batch_size, seed
         lengths = data.lengths
         self.shapes = tuple(shapes) if shapes else choose_shapes(lengths, max_shapes)
-        self._members = [np.flatnonzero(_assign(lengths, self.shapes) == i) for i in range(len(self.shapes))]
+        self._members = [
+            np.flatnonzero(_assign(lengths, self.shapes) == i) for i in range(len(self.shapes))
+        ]
         self._plan: tuple[int, list[tuple[Shape, np.ndarray]]] | None = None
         self.per_epoch = -(-len(data) // batch_size)
 
@@ -216,13 +223,18 @@ def batches(
     data: Encoded, *, batch_size: int, seed: int, start_step: int = 0, max_shapes: int = 3
 ) -> Iterator[Batch]:
     """Endless training batches from ``start_step`` on; see :class:`TrainBatches`."""
-    return TrainBatches(data, batch_size=batch_size, seed=seed, max_shapes=max_shapes).iterate(start_step)
+    return TrainBatches(data, batch_size=batch_size, seed=seed, max_shapes=max_shapes).iterate(
+        start_step
+    )
 
 
 def eval_batches(
     data: Encoded, *, batch_size: int, max_shapes: int = 3, shapes: Sequence[Shape] | None = None
 ) -> list[Batch]:
-    """Every pair once, short ones first; each shape's last batch is filled with empty rows (index -1)."""
+    """Every pair once, short ones first.
+
+    The last batch of each shape is filled up with empty rows, whose index is -1.
+    """
     lengths = data.lengths
     chosen = tuple(shapes) if shapes else choose_shapes(lengths, max_shapes)
     assigned = _assign(lengths, chosen)

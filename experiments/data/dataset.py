@@ -4,11 +4,15 @@ import dataclasses
 import re
 from typing import Literal
 
+from experiments.errors import UsageError
+
 Link = tuple[int, int]
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
-_HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+_HAN = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
 _BEFORE_MARK = re.compile(r" ([.,;:!?])")
 
 LANGUAGES = {
@@ -36,8 +40,8 @@ LANGUAGES = {
 TEXT_BUCKETS = ((1, 5), (6, 10), (11, 15), (16, 20), (21, 30), (31, 60), (61, 10_000))
 
 
-class DataError(ValueError):
-    """The user's data cannot be used; the one-line message names the thing and what would be right."""
+class DataError(UsageError):
+    """The user's data cannot be used."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Pair:
     """One sentence in two languages.
 
     Attributes:
-        source: The source text. Where the data set's unit is a word, its tokens joined by one blank.
+        source: The source text; where the data set's unit is a word, its tokens joined by a blank.
         target: The target text, likewise.
         alignment: Sure links ``(source index, target index)`` between tokens, counted from 0, or
             None where nobody knows them.
@@ -71,10 +75,10 @@ class Dataset:
         test: Pairs to score, never among ``train``.
         unit: What a token is: a ``"word"`` of a closed vocabulary, a ``"character"``, or a
             ``"subword"`` that a sentencepiece model has to find first.
-        provenance: Sentences for the report: where the data is from, how it was split, what was left out.
+        provenance: Sentences for the report: where the data is from, how it was split, what was
+            left out.
         bleu_tokenize: sacrebleu's tokeniser for the target side.
         buckets: Ranges ``(low, high)`` of source lengths, both ends included, for scores by length.
-        longest_trained: The longest source among ``train``; longer test sentences are extrapolation.
     """
 
     name: str
@@ -92,7 +96,7 @@ class Dataset:
         for split in SPLITS:
             if not getattr(self, split):
                 raise DataError(
-                    f"{self.name}: the split {split!r} is empty; it needs at least one pair of sentences"
+                    f"{self.name}: the split {split!r} is empty; it needs at least one pair"
                 )
 
     @property
@@ -102,14 +106,14 @@ class Dataset:
 
     @property
     def longest_trained(self) -> int:
-        """Length of the longest training source."""
+        """Length of the longest training source; longer test sentences are extrapolation."""
         return max(self.length(pair.source) for pair in self.train)
 
     def length(self, source: str) -> int:
         """Length of a source in the unit that ``buckets`` count.
 
-        Characters where the unit is a character; else words, where each sign of Chinese, Japanese or
-        Korean counts as one.
+        Characters where the unit is a character; else words, where each sign of Chinese, Japanese
+        or Korean counts as one.
         """
         if self.unit == "character":
             return len(source)
@@ -133,7 +137,7 @@ def language_name(code: str) -> str:
 
 
 def bleu_tokenizer(language: str, targets: list[str]) -> str:
-    """sacrebleu's tokeniser for a target language, by name or code, or by looking at the text.
+    """Sacrebleu's tokeniser for a target language, by name or code, or by looking at the text.
 
     ``"zh"`` for Chinese, ``"char"`` for Japanese and Korean (whose own tokenisers need another
     package), else ``"13a"``, the WMT standard.

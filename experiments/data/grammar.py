@@ -1,23 +1,25 @@
 """The data set made from the English-German grammar: sampling by length, splits by hash.
 
-A sentence belongs to the split that the hash of its English side says, whatever the seed: 5 % test,
-5 % valid, the rest train. So no run, with any seed, trains on a sentence that any run tests on. The seed
-decides which of the training sentences are drawn; valid and test are the same for all seeds, so that
-the spread over seeds is the model's and not the test set's.
+A sentence belongs to the split that the hash of its English side says, whatever the seed: a tenth
+are test, a tenth valid, the rest train. So no run, with any seed, trains on a sentence that any run
+tests on. The seed decides which of the training sentences are drawn; valid and test are the same
+for all seeds, so that the spread over seeds is the model's and not the test set's.
 
-Training sentences have 3 to 25 words (mean about 12). The test split has the same number of sentences in each
-length bucket, the last two longer than anything trained on: they ask what a model does beyond its lengths.
+Training sentences have 3 to 25 words, 12 on average. The test split has the same number of
+sentences in each length bucket. The last two buckets are longer than anything trained on: they ask
+what a model does beyond its lengths, which is a question about positions as well as attention.
 
 References:
     Bahdanau et al. 2014, 1409.0473, Figure 2: BLEU by sentence length, with and without attention.
 """
 
+import functools
 import hashlib
 import random
 from collections.abc import Iterator
 
 from .dataset import Dataset, Pair, Split
-from .derivation import Derivation
+from .derivation import Derivation, link
 
 BUCKETS = ((3, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 40), (41, 60))
 # share of the training sentences by bucket: short ones are quick and teach the words
@@ -35,8 +37,10 @@ def split_of(source: str) -> Split:
         >>> split_of("Anna sleeps .") == split_of("Anna sleeps .")
         True
     """
-    fraction = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "big") / 2**32
-    return "test" if fraction < 0.05 else "valid" if fraction < 0.10 else "train"
+    fraction = (
+        int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "big") / 2**32
+    )
+    return "test" if fraction < 0.1 else "valid" if fraction < 0.2 else "train"
 
 
 def sample(seed: int, words: int) -> Pair:
@@ -55,7 +59,9 @@ def sample(seed: int, words: int) -> Pair:
     """
     if words < 3:
         raise ValueError(f"a sentence has at least 3 words, not words={words}")
-    return Derivation(random.Random(seed).random).pair(words)
+    derivation = Derivation(random.Random(seed).random)
+    english, german = derivation.sentence(words)
+    return link(derivation.source(english), english, german)
 
 
 def sentences(seed: int, low: int, high: int, split: Split | None = None) -> Iterator[Pair]:
@@ -68,15 +74,24 @@ def sentences(seed: int, low: int, high: int, split: Split | None = None) -> Ite
     seen: set[str] = set()
     idle = 0
     while idle < 20_000:
-        pair = Derivation(chance).pair(low + int(chance() * (high - low + 1)))
         idle += 1
-        if not low <= pair.source.count(" ") + 1 <= high or pair.source in seen:
+        derivation = Derivation(chance)
+        english, german = derivation.sentence(low + int(chance() * (high - low + 1)))
+        if not low <= len(english) <= high:
             continue
-        if split is not None and split_of(pair.source) != split:
+        source = derivation.source(english)
+        if source in seen or (split is not None and split_of(source) != split):
             continue
         idle = 0
-        seen.add(pair.source)
-        yield pair
+        seen.add(source)
+        yield link(source, english, german)
+
+
+@functools.cache
+def _held_out(split: Split, size: int) -> tuple[Pair, ...]:
+    """Valid and test do not depend on the seed, so one process makes them once."""
+    shares = TRAIN_SHARES if split == "valid" else dict.fromkeys(BUCKETS, 1 / len(BUCKETS))
+    return _take(_FIXED_SEED, split, _parts(size, shares))
 
 
 def _take(seed: int, split: Split, counts: dict[tuple[int, int], int]) -> tuple[Pair, ...]:
@@ -96,20 +111,24 @@ def _parts(total: int, shares: dict[tuple[int, int], float]) -> dict[tuple[int, 
 
 
 def load_grammar(
-    *, seed: int, train_size: int | None = None, valid_size: int | None = None, test_size: int | None = None
+    *,
+    seed: int,
+    train_size: int | None = None,
+    valid_size: int | None = None,
+    test_size: int | None = None,
 ) -> Dataset:
     """The grammar as a data set; sizes as in :func:`experiments.data.load`."""
     train_size = train_size or TRAIN_SIZE
-    even = {bucket: 1 / len(BUCKETS) for bucket in BUCKETS}
     train = _take(seed, "train", _parts(train_size, TRAIN_SHARES))
-    valid = _take(_FIXED_SEED, "valid", _parts(valid_size or VALID_SIZE, TRAIN_SHARES))
-    test = _take(_FIXED_SEED, "test", _parts(test_size or TEST_SIZE, even))
+    valid = _held_out("valid", valid_size or VALID_SIZE)
+    test = _held_out("test", test_size or TEST_SIZE)
     provenance = (
-        f"Made on the spot by a synchronous English-German grammar (seed {seed}): verb-final clauses, "
-        "separable verbs, agreement in gender, case and number, relative clauses, gold word alignment. "
-        f"{len(train):,} training sentences of 3 to 25 words, {len(valid):,} valid, {len(test):,} test of 3 to 60. "
-        "Split by the hash of the English sentence: no test sentence is a training sentence of any seed. "
-        "Test sentences of 26 words or more are longer than anything trained on."
+        f"Made on the spot by a synchronous English-German grammar (seed {seed}): verb-final "
+        "clauses, separable verbs, agreement in gender, case and number, relative clauses, gold "
+        f"word alignment. {len(train):,} training sentences of 3 to 25 words, {len(valid):,} "
+        f"valid, {len(test):,} test of 3 to 60. Split by the hash of the English sentence: no test "
+        "sentence is a training sentence of any seed. Test sentences of 26 words or more are "
+        "longer than anything trained on."
     )
     return Dataset(
         name="grammar",

@@ -80,7 +80,7 @@ class Noun:
 
 
 def _noun(kind: str, entry: str) -> Noun:
-    """``english[/plural] Singular gender Plural [Genitive]``; a genitive ``*`` marks a weak masculine."""
+    """Reads ``english[/plural] Singular gender Plural [Genitive]``; ``*`` is a weak masculine."""
     english, singular, gender, plural, *rest = entry.split()
     one, _, many = english.partition("/")
     genitive = rest[0] if rest else singular
@@ -94,13 +94,15 @@ def _noun(kind: str, entry: str) -> Noun:
 
 
 _NOUNS = {
-    "p": """man/men Mann m Männer Mannes; woman/women Frau f Frauen; child/children Kind n Kinder Kindes;
+    "p": """man/men Mann m Männer Mannes; woman/women Frau f Frauen;
+        child/children Kind n Kinder Kindes;
         teacher Lehrer m Lehrer Lehrers; student Student m Studenten *; doctor Arzt m Ärzte Arztes;
         girl Mädchen n Mädchen Mädchens; boy Junge m Jungen *; friend Freund m Freunde Freundes;
         neighbour Nachbar m Nachbarn *; queen Königin f Königinnen; sister Schwester f Schwestern;
         brother Bruder m Brüder Bruders; farmer Bauer m Bauern *; aunt Tante f Tanten""",
     "a": """dog Hund m Hunde Hundes; cat Katze f Katzen; horse Pferd n Pferde Pferdes;
-        bird Vogel m Vögel Vogels; cow Kuh f Kühe; bear Bär m Bären *; pig Schwein n Schweine Schweines;
+        bird Vogel m Vögel Vogels; cow Kuh f Kühe; bear Bär m Bären *;
+        pig Schwein n Schweine Schweines;
         mouse/mice Maus f Mäuse; fox/foxes Fuchs m Füchse Fuchses""",
     "t": """book Buch n Bücher Buches; letter Brief m Briefe Briefes; picture Bild n Bilder Bildes;
         bicycle Fahrrad n Fahrräder Fahrrades; lamp Lampe f Lampen; chair Stuhl m Stühle Stuhles;
@@ -152,7 +154,10 @@ class Verb:
 
 
 def _verb(frame: str, entry: str) -> Verb:
-    """``base past first third infinitive participle [+sein] [particle|] [subjects>objects]``."""
+    """Reads ``base[/third] past first third infinitive participle`` and what may follow.
+
+    That is ``+sein``, ``particle|`` and ``subjects>objects``, kinds of nouns each.
+    """
     base, past, first, third, infinitive, participle, *rest = entry.split()
     base, _, singular = base.partition("/")
     particle = next((r[:-1] for r in rest if r.endswith("|")), "")
@@ -160,31 +165,40 @@ def _verb(frame: str, entry: str) -> Verb:
     german = {"1s": first, "3s": third, "p": infinitive.removeprefix(particle)}
     auxiliary = "sein" if "+sein" in rest else "haben"
     english = (base, singular or base + "s", past)
-    return Verb(english, german, infinitive, participle, auxiliary, particle, frame, subjects, objects)
+    return Verb(
+        english, german, infinitive, participle, auxiliary, particle, frame, subjects, objects
+    )
 
 
 _VERBS = {
-    "i": """sleep slept schlafe schläft schlafen geschlafen; work worked arbeite arbeitet arbeiten gearbeitet;
+    "i": """sleep slept schlafe schläft schlafen geschlafen;
+        work worked arbeite arbeitet arbeiten gearbeitet;
         laugh laughed lache lacht lachen gelacht; sing sang singe singt singen gesungen;
         dance danced tanze tanzt tanzen getanzt; wait waited warte wartet warten gewartet;
         disappear disappeared verschwinde verschwindet verschwinden verschwunden +sein;
         come came komme kommt kommen gekommen +sein;
         arrive arrived komme kommt ankommen angekommen +sein an|;
         depart departed fahre fährt abfahren abgefahren +sein ab|""",
-    "a": """see saw sehe sieht sehen gesehen pa>patl; find found finde findet finden gefunden pa>patl;
+    "a": """see saw sehe sieht sehen gesehen pa>patl;
+        find found finde findet finden gefunden pa>patl;
         love loved liebe liebt lieben geliebt pa>patl; hear heard höre hört hören gehört pa>pa;
         know knew kenne kennt kennen gekannt p>patl; buy bought kaufe kauft kaufen gekauft p>atl;
-        carry/carries carried trage trägt tragen getragen pa>at; paint painted male malt malen gemalt p>patl;
-        visit visited besuche besucht besuchen besucht p>pl; need needed brauche braucht brauchen gebraucht p>pat;
-        call called rufe ruft anrufen angerufen an| p>p; invite invited lade lädt einladen eingeladen ein| p>p;
+        carry/carries carried trage trägt tragen getragen pa>at;
+        paint painted male malt malen gemalt p>patl;
+        visit visited besuche besucht besuchen besucht p>pl;
+        need needed brauche braucht brauchen gebraucht p>pat;
+        call called rufe ruft anrufen angerufen an| p>p;
+        invite invited lade lädt einladen eingeladen ein| p>p;
         open opened mache macht aufmachen aufgemacht auf| p>t;
         forget forgot vergesse vergisst vergessen vergessen p>ptl""",
-    "d": """help helped helfe hilft helfen geholfen pa>pa; thank thanked danke dankt danken gedankt p>p;
+    "d": """help helped helfe hilft helfen geholfen pa>pa;
+        thank thanked danke dankt danken gedankt p>p;
         follow followed folge folgt folgen gefolgt +sein pa>pa;
         trust trusted vertraue vertraut vertrauen vertraut p>pa;
         answer answered antworte antwortet antworten geantwortet p>p""",
     "da": """give gave gebe gibt geben gegeben p>t; show showed zeige zeigt zeigen gezeigt p>t;
-        send sent schicke schickt schicken geschickt p>t; lend lent leihe leiht leihen geliehen p>t""",
+        send sent schicke schickt schicken geschickt p>t;
+        lend lent leihe leiht leihen geliehen p>t""",
     "c": """say said sage sagt sagen gesagt p>; believe believed glaube glaubt glauben geglaubt p>;
         know knew weiß weiß wissen gewusst p>; hope hoped hoffe hofft hoffen gehofft p>;
         claim claimed behaupte behauptet behaupten behauptet p>""",
@@ -212,8 +226,12 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 _ANY_ADJECTIVE = _pairs("old alt small klein big groß beautiful schön strange seltsam loud laut")
-_LIVING_ADJECTIVE = _pairs("young jung clever klug friendly freundlich brave mutig happy glücklich sad traurig")
-_DEAD_ADJECTIVE = _pairs("new neu cheap billig heavy schwer red rot green grün black schwarz white weiß")
+_LIVING_ADJECTIVE = _pairs(
+    "young jung clever klug friendly freundlich brave mutig happy glücklich sad traurig"
+)
+_DEAD_ADJECTIVE = _pairs(
+    "new neu cheap billig heavy schwer red rot green grün black schwarz white weiß"
+)
 ADJECTIVES = {
     "p": _ANY_ADJECTIVE + _LIVING_ADJECTIVE,
     "a": _ANY_ADJECTIVE + _LIVING_ADJECTIVE + _DEAD_ADJECTIVE[-2:],

@@ -1,7 +1,7 @@
-"""Text to ids and back: closed vocabularies of words or characters, and sentencepiece for real text.
+"""Text to ids and back: vocabularies of words or characters, and sentencepiece for real text.
 
-Every tokenizer has the same four special ids: padding 0, begin 1, end 2, unknown 3. ``encode`` adds none of
-them; the batches do.
+Every tokenizer has the same four special ids: padding 0, begin 1, end 2, unknown 3. ``encode`` adds
+none of them; the batches do.
 
 References:
     Kudo 2018, Subword regularization, 1804.10959: the unigram model.
@@ -31,21 +31,26 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def size(self) -> int:
         """Number of ids, specials included."""
+        """Number of ids, specials included."""
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
+        """Ids of a text."""
         """Ids of a text, without specials (but ``UNK`` for what is unknown)."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids."""
         """The text; ends at the first ``EOS``, passes over ``PAD`` and ``BOS``."""
 
     @abc.abstractmethod
     def labels(self, ids: Iterable[int]) -> list[str]:
+        """One label an id."""
         """One short label an id, for the axes of a picture."""
 
     @abc.abstractmethod
     def save(self, path: pathlib.Path) -> None:
+        """Writes the tokenizer to a file."""
         """Writes what :func:`load_tokenizer` needs."""
 
 
@@ -91,24 +96,36 @@ class SymbolTokenizer(Tokenizer):
     @classmethod
     def train(cls, texts: Iterable[str], *, separator: str) -> "SymbolTokenizer":
         """Every symbol of ``texts``, by falling frequency and then by code point."""
-        counts = collections.Counter(itertools.chain.from_iterable(_symbols(t, separator) for t in texts))
+        counts = collections.Counter(
+            itertools.chain.from_iterable(_symbols(t, separator) for t in texts)
+        )
         return cls(tuple(sorted(counts, key=lambda s: (-counts[s], s))), separator)
 
     @property
     def size(self) -> int:
+        """Number of ids, specials included."""
         return len(SPECIALS) + len(self.symbols)
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a text."""
         return [self._ids.get(symbol, UNK) for symbol in _symbols(text, self.separator)]
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids."""
         return self.separator.join(self.labels(content(ids)))
 
     def labels(self, ids: Iterable[int]) -> list[str]:
-        return [SPECIALS[i] if i < len(SPECIALS) else self.symbols[i - len(SPECIALS)] for i in map(int, ids)]
+        """One label an id."""
+        return [
+            SPECIALS[i] if i < len(SPECIALS) else self.symbols[i - len(SPECIALS)]
+            for i in map(int, ids)
+        ]
 
     def save(self, path: pathlib.Path) -> None:
-        text = json.dumps({"separator": self.separator, "symbols": self.symbols}, ensure_ascii=False)
+        """Writes the tokenizer to a file."""
+        text = json.dumps(
+            {"separator": self.separator, "symbols": self.symbols}, ensure_ascii=False
+        )
         path.write_text(text, encoding="utf-8")
 
 
@@ -130,13 +147,16 @@ class PieceTokenizer(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     @classmethod
-    def train(cls, texts: Sequence[str], *, size: int = PIECES, kind: str = "unigram") -> "PieceTokenizer":
+    def train(
+        cls, texts: Sequence[str], *, size: int = PIECES, kind: str = "unigram"
+    ) -> "PieceTokenizer":
         """Trains a model of at most ``size`` pieces, ``kind`` "unigram" or "bpe"."""
         try:
             import sentencepiece
         except ImportError as error:
             raise DataError(
-                "real text needs the package sentencepiece: pip install 'attention_jax[experiments]'"
+                "real text needs the package sentencepiece: "
+                "pip install 'attention_jax[experiments]'"
             ) from error
         buffer = io.BytesIO()
         # one thread, so that two runs give the same model
@@ -158,18 +178,23 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def size(self) -> int:
+        """Number of ids, specials included."""
         return self._processor.vocab_size()
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a text."""
         return self._processor.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids."""
         return self._processor.decode(content(ids))
 
     def labels(self, ids: Iterable[int]) -> list[str]:
+        """One label an id."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
     def save(self, path: pathlib.Path) -> None:
+        """Writes the tokenizer to a file."""
         path.write_bytes(self.model)
 
 
@@ -189,7 +214,7 @@ def train_tokenizers(
 
     Args:
         dataset: Decides by its ``unit``: words, characters, or sentencepiece for subwords.
-        size: Pieces of each sentencepiece model at most; closed vocabularies are as large as they are.
+        size: Pieces of each sentencepiece model at most; a closed vocabulary is as large as it is.
         kind: "unigram" or "bpe".
         most: Sentences a sentencepiece model is trained on at most, evenly spread over the split.
 
