@@ -9,6 +9,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from attention_jax.testing import reference_scores as reference_scores
+from attention_jax.testing.conformance import FEATURES as FEATURES
+from attention_jax.testing.conformance import check_attention as check_attention
+from attention_jax.testing.problems import Problem as Problem
+from attention_jax.testing.problems import Sizes as Sizes
+from attention_jax.testing.problems import random_problem as random_problem
 from attention_jax.testing.reference import Gradients as Gradients
 from attention_jax.testing.reference import Reference as Reference
 from attention_jax.testing.reference import reference_attention as reference_attention

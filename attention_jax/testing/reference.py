@@ -24,15 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import ArrayLike
 
 from attention_jax.testing.reference_inputs import (
-    Problem,
+    Inputs,
     named_params,
     read_cotangent,
-    read_problem,
+    read_inputs,
 )
-from attention_jax.testing.reference_scores import RowScore
+from attention_jax.testing.reference_scores import Numbers, RowScore
 
 
 class Reference(NamedTuple):
@@ -79,18 +78,18 @@ class _Row(NamedTuple):
 
 
 def reference_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
     *,
     score: str | RowScore = "scaled_dot",
-    params: Mapping[str, ArrayLike] | None = None,
-    scale: ArrayLike | None = None,
-    scores: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    params: Mapping[str, Numbers] | None = None,
+    scale: Numbers | None = None,
+    scores: Numbers | None = None,
+    mask: Numbers | None = None,
+    bias: Numbers | None = None,
     dropout_rate: float = 0.0,
-    dropout_mask: ArrayLike | None = None,
+    dropout_mask: Numbers | None = None,
 ) -> Reference:
     """Attention in float64: out_t = Σ_s softmax_s(score(q_t, k_s) + bias_ts) · v_s over visible s.
 
@@ -128,7 +127,7 @@ def reference_attention(
     References:
         Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762), eq. 1.
     """
-    p = read_problem(
+    p = read_inputs(
         query, key, value, score, params, scale, scores, mask, bias, dropout_rate, dropout_mask
     )
     (size, t_len, n_heads, _), s_len = p.query.shape, p.key.shape[1]
@@ -145,21 +144,21 @@ def reference_attention(
 
 
 def reference_gradients(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    d_out: ArrayLike | None = None,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    d_out: Numbers | None = None,
     *,
-    d_lse: ArrayLike | None = None,
-    d_entropy: ArrayLike | None = None,
+    d_lse: Numbers | None = None,
+    d_entropy: Numbers | None = None,
     score: str | RowScore = "scaled_dot",
-    params: Mapping[str, ArrayLike] | None = None,
-    scale: ArrayLike | None = None,
-    scores: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    params: Mapping[str, Numbers] | None = None,
+    scale: Numbers | None = None,
+    scores: Numbers | None = None,
+    mask: Numbers | None = None,
+    bias: Numbers | None = None,
     dropout_rate: float = 0.0,
-    dropout_mask: ArrayLike | None = None,
+    dropout_mask: Numbers | None = None,
 ) -> Gradients:
     """The gradient of `Σ d_out·out + Σ d_lse·lse + Σ d_entropy·entropy`, in closed form.
 
@@ -194,7 +193,7 @@ def reference_gradients(
         >>> reference_gradients(q, k, v, np.ones((1, 1, 1))).key.ravel().tolist()
         [-0.25, 0.25]
     """
-    p = read_problem(
+    p = read_inputs(
         query, key, value, score, params, scale, scores, mask, bias, dropout_rate, dropout_mask
     )
     (size, t_len, n_heads, _), s_len = p.query.shape, p.key.shape[1]
@@ -236,7 +235,7 @@ def reference_gradients(
     )
 
 
-def _row(p: Problem, b: int, n: int, t: int) -> _Row:
+def _row(p: Inputs, b: int, n: int, t: int) -> _Row:
     """Softmax over the keys that query t of head n may see; reads no other key, score or bias."""
     seen = np.flatnonzero(p.mask[b, n, t] & (p.bias[b, n, t] != -np.inf))
     if p.scores is None:
@@ -256,11 +255,11 @@ def _row(p: Problem, b: int, n: int, t: int) -> _Row:
 def _merge_heads(heads: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """The gradient in the parameter's own shape: stacked if per head, summed if shared."""
     stacked = np.stack(heads) if heads else np.zeros((0, *shape))
-    return stacked if stacked.shape == shape else stacked.sum(axis=0)
+    return stacked if stacked.shape == shape else np.asarray(stacked.sum(axis=0))
 
 
 def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Undo broadcasting: sum over the axes that `shape` lacks or has as 1."""
     x = x.sum(axis=tuple(range(x.ndim - len(shape))))
     ones = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
-    return x.sum(axis=ones, keepdims=True)
+    return np.asarray(x.sum(axis=ones, keepdims=True))

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from attention_jax.testing.reference_scores import SCORES, RowScore
+from attention_jax.testing.reference_scores import SCORES, Numbers, RowScore
 
 
-class Problem(NamedTuple):
+class Inputs(NamedTuple):
     """The inputs in float64, all leading axes flattened into one: B."""
 
     batch: tuple[int, ...]
@@ -32,19 +31,19 @@ class Problem(NamedTuple):
         return self.query.shape[2] // self.key.shape[2]
 
 
-def read_problem(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+def read_inputs(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
     score: str | RowScore,
-    params: Mapping[str, ArrayLike] | None,
-    scale: ArrayLike | None,
-    scores: ArrayLike | None,
-    mask: ArrayLike | None,
-    bias: ArrayLike | None,
+    params: Mapping[str, Numbers] | None,
+    scale: Numbers | None,
+    scores: Numbers | None,
+    mask: Numbers | None,
+    bias: Numbers | None,
     dropout_rate: float,
-    dropout_mask: ArrayLike | None,
-) -> Problem:
+    dropout_mask: Numbers | None,
+) -> Inputs:
     """Check the request and bring it into one shape."""
     q, k, v = (_float64(x) for x in (query, key, value))
     for name, x, letters in (
@@ -71,7 +70,7 @@ def read_problem(
     pairs = (*batch, n_heads, t_len, s_len)
     size = int(np.prod(batch))
     keep = _boolean("dropout_mask", dropout_mask, pairs, size) / (1.0 - dropout_rate)
-    return Problem(
+    return Inputs(
         batch=batch,
         query=q.reshape(size, *q.shape[-3:]),
         key=k.reshape(size, *k.shape[-3:]),
@@ -85,7 +84,7 @@ def read_problem(
     )
 
 
-def _float64(x: ArrayLike) -> np.ndarray:
+def _float64(x: Numbers) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
@@ -97,14 +96,14 @@ def _row_score(score: str | RowScore) -> RowScore:
     return SCORES[score]()
 
 
-def _boolean(name: str, mask: ArrayLike | None, pairs: tuple[int, ...], size: int) -> np.ndarray:
+def _boolean(name: str, mask: Numbers | None, pairs: tuple[int, ...], size: int) -> np.ndarray:
     array = np.asarray(True if mask is None else mask)
     if array.dtype != np.bool_:
         raise TypeError(f"{name} must be boolean, got {array.dtype}; numbers to add go in bias")
     return _pairs(name, array, pairs, size)
 
 
-def _pairs(name: str, x: ArrayLike, pairs: tuple[int, ...], size: int) -> np.ndarray:
+def _pairs(name: str, x: Numbers, pairs: tuple[int, ...], size: int) -> np.ndarray:
     """Broadcast to [*B, N, T, S] and flatten the batch axes."""
     try:
         return np.broadcast_to(x, pairs).reshape(size, *pairs[-3:])
@@ -114,7 +113,7 @@ def _pairs(name: str, x: ArrayLike, pairs: tuple[int, ...], size: int) -> np.nda
         ) from None
 
 
-def read_cotangent(name: str, x: ArrayLike | None, shape: tuple[int, ...], size: int) -> np.ndarray:
+def read_cotangent(name: str, x: Numbers | None, shape: tuple[int, ...], size: int) -> np.ndarray:
     """A cotangent in float64, its batch axes flattened into one; None is zero."""
     array = np.zeros(shape) if x is None else _float64(x)
     if array.shape != shape:
@@ -126,7 +125,7 @@ _RANKS = {"weight": 2, "w_query": 2, "w_key": 2, "v": 1, "scale": 0, "tau": 0}
 
 
 def named_params(
-    params: Mapping[str, ArrayLike] | None, scale: ArrayLike | None
+    params: Mapping[str, Numbers] | None, scale: Numbers | None
 ) -> dict[str, np.ndarray]:
     """The score's parameters by name, `scale` among them."""
     named = {name: _float64(x) for name, x in (params or {}).items()}

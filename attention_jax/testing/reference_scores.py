@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+Numbers = ArrayLike | int | float
+"""An array of any kind, or what NumPy makes one of."""
 
 Params = Mapping[str, np.ndarray]
 

@@ -1,0 +1,198 @@
+"""Runs one attention on one problem and compares it with the reference: values and all gradients.
+
+Comparisons go through one compiled function, so that cases of one shape share a compilation.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.testing.problems import Problem, Sizes
+
+TOLERANCES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "float64": (1e-11, 1e-12),
+        "float32": (1e-5, 2e-6),
+        "float16": (2e-3, 2e-3),
+        "bfloat16": (2e-2, 2e-2),
+    }
+)
+"""(rtol, atol) by dtype."""
+
+
+class Mismatch(AssertionError):
+    """A result that differs from the reference, with the largest error in it."""
+
+
+class Runner:
+    """One attention under test, with what it declares.
+
+    Args:
+        f: the attention.
+        supports: what it declares, names out of `FEATURES`.
+        scores: the namespace of score factories, or None.
+        masks: the namespace of mask factories, or None.
+        tolerances: (rtol, atol) by dtype.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        supports: frozenset[str],
+        scores: Any,
+        masks: Any,
+        tolerances: Mapping[str, tuple[float, float]],
+    ):
+        self.f, self.supports = f, supports
+        self.scores, self.masks, self.tolerances = scores, masks, tolerances
+        self.seed("")
+        self._values = jax.jit(self._run, static_argnames=("score", "mask_object"))
+        self._pullback = jax.jit(self._run_back, static_argnames=("score", "mask_object"))
+
+    def seed(self, name: str) -> None:
+        """Starts the numbers of the case of this name, the same whatever ran before it."""
+        self.rng = np.random.default_rng(zlib.crc32(name.encode()))
+
+    def sizes(self, **changes: Any) -> Sizes:
+        """The oddest sizes that f declares it takes; `changes` by letter."""
+        sizes = Sizes()
+        if "lengths" not in self.supports:
+            sizes = sizes._replace(S=sizes.T)
+        if "grouped_heads" not in self.supports:
+            sizes = sizes._replace(K=sizes.N)
+        if "value_depth" not in self.supports:
+            sizes = sizes._replace(V=sizes.H)
+        return sizes._replace(**changes)
+
+    def with_keywords(self, **keywords: Any) -> "Runner":
+        """The same attention with these keywords always given, as Python values."""
+        f = partial(self.f, **keywords)
+        return Runner(f, self.supports, self.scores, self.masks, self.tolerances)
+
+    def check(
+        self,
+        problem: Problem,
+        *,
+        mask_object: Callable[[Any], Any] | None = None,
+        keywords: Mapping[str, Any] | None = None,
+        **reference: Any,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Compares out and every declared gradient with the reference, on one problem.
+
+        Args:
+            problem: the inputs; its mask is what the reference applies.
+            mask_object: makes the mask f is given, out of the namespace of factories; None gives it
+                the problem's own array.
+            keywords: further keywords for f, such as positions.
+            **reference: further arguments for the reference.
+
+        Returns:
+            f's out and gradients, as NumPy arrays.
+        """
+        expected = problem.reference(**reference).out
+        d_out = self.rng.normal(size=expected.shape).astype(np.float32)
+        out, gradients = self.run(problem, d_out, mask_object=mask_object, keywords=keywords)
+        self.compare("out", out, expected, problem.query.dtype)
+        if gradients:
+            exact = problem.gradients(d_out, **reference)
+            for name, got in gradients.items():
+                if name == "params":
+                    for parameter, g in got.items():
+                        like = problem.params[parameter].dtype
+                        label = f"gradient of {parameter}"
+                        self.compare(label, g, exact.params[parameter], like, problem.query.dtype)
+                else:
+                    like = getattr(problem, name).dtype
+                    label = f"gradient of {name}"
+                    self.compare(label, got, getattr(exact, name), like, problem.query.dtype)
+        return out, gradients
+
+    def run(
+        self,
+        problem: Problem,
+        d_out: np.ndarray,
+        *,
+        mask_object: Callable[[Any], Any] | None = None,
+        keywords: Mapping[str, Any] | None = None,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """The out of f, and its gradients where they are declared, on one problem."""
+        floats = problem.floats()
+        fixed: dict[str, Any] = dict(keywords or {})
+        if problem.mask is not None and mask_object is None:
+            fixed["mask"] = problem.mask
+        if "bias" in floats and "bias_gradient" not in self.supports:
+            fixed["bias"] = floats.pop("bias")
+        how = {"score": problem.score, "mask_object": mask_object}
+        if "gradients" not in self.supports:
+            return jax.tree.map(np.asarray, self._values(floats, fixed, **how)), {}
+        return jax.tree.map(np.asarray, self._pullback(floats, fixed, d_out, **how))
+
+    def call(self, floats: Mapping[str, Any], fixed: Mapping[str, Any], **how: Any) -> jax.Array:
+        """Calls f on named arguments, its score and its mask object made from their factories."""
+        return self._run(floats, fixed, **{"score": "scaled_dot", "mask_object": None, **how})
+
+    def _run(
+        self,
+        floats: Mapping[str, Any],
+        fixed: Mapping[str, Any],
+        *,
+        score: str,
+        mask_object: Callable[[Any], Any] | None,
+    ) -> jax.Array:
+        given = {**floats, **fixed}
+        query, key, value = (given.pop(name) for name in ("query", "key", "value"))
+        params = given.pop("params", {})
+        if score != "scaled_dot" or params:
+            if self.scores is None:
+                given.update(params)
+            else:
+                given["score"] = getattr(self.scores, score)(**params)
+        if mask_object is not None:
+            given["mask"] = mask_object(self.masks)
+        return self.f(query, key, value, **given)
+
+    def _run_back(
+        self, floats: Mapping[str, Any], fixed: Mapping[str, Any], d_out: Any, **how: Any
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        out, pull = jax.vjp(partial(self._run, fixed=fixed, **how), floats)
+        (gradients,) = pull(jnp.asarray(d_out).astype(out.dtype))
+        return out, gradients
+
+    def compare(
+        self, what: str, got: Any, expected: np.ndarray, dtype: Any, precision: Any = None
+    ) -> None:
+        """A Mismatch unless `got` has the expected shape, dtype and numbers.
+
+        Args:
+            what: the name of what is compared.
+            got: the result.
+            expected: the reference's, in float64.
+            dtype: the dtype the result must have.
+            precision: the dtype the computation was in, where that is another one.
+        """
+        got = np.asarray(got)
+        if got.shape != expected.shape:
+            raise Mismatch(f"{what} has shape {got.shape}, expected {expected.shape}")
+        if got.dtype != np.dtype(dtype):
+            raise Mismatch(f"{what} has dtype {got.dtype}, expected {np.dtype(dtype)}")
+        if not got.size:
+            return
+        names = {np.dtype(dtype).name, np.dtype(precision or dtype).name}
+        rtol = max(self.tolerances[name][0] for name in names)
+        atol = max(self.tolerances[name][1] for name in names)
+        atol *= max(1.0, float(np.abs(expected).max()))
+        error = np.abs(got.astype(np.float64) - expected)
+        excess = np.where(np.isfinite(error), error - atol - rtol * np.abs(expected), np.inf)
+        if excess.max() > 0:
+            worst = np.unravel_index(int(excess.argmax()), error.shape)
+            index = tuple(int(i) for i in worst)
+            raise Mismatch(
+                f"{what}: max error {error[worst]:.3g} at {index}, where it is {got[worst]:.6g} "
+                f"and should be {expected[worst]:.6g} (rtol {rtol:g}, atol {atol:g})"
+            )

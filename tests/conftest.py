@@ -1,0 +1,26 @@
+"""Strict: eight devices, no silent promotion, no warning, and every annotation checked."""
+
+import os
+
+DEVICES = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis  # noqa: E402  (the device count is read when jax is imported)
+import jax  # noqa: E402
+import jaxtyping  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Users pay nothing for the annotations; the tests check every call's shapes and dtypes.
+jaxtyping.install_import_hook("attention_jax", "beartype.beartype")
+
+hypothesis.settings.register_profile(
+    "tests",
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("tests")
