@@ -1,0 +1,22 @@
+"""Attention for JAX: any score, any mask, any bias, in O(T + S) memory.
+
+    out = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
+
+Shapes in letters: query `[*B, T, N, H]`, key `[*B, S, K, H]`, value `[*B, S, K, V]`, out
+`[*B, T, N, V]`. Flax modules live in `attention_jax.nnx`, which is imported by name.
+"""
+
+from attention_jax import heads as heads
+from attention_jax import masks as masks
+from attention_jax import positions as positions
+from attention_jax import scores as scores
+from attention_jax import softmax as softmax
+from attention_jax import testing as testing
+from attention_jax.attend import attend as attend
+from attention_jax.attend import attend_with_stats as attend_with_stats
+from attention_jax.attend import attention_weights as attention_weights
+from attention_jax.attend import explain as explain
+from attention_jax.plan import Plan as Plan
+from attention_jax.softmax import Stats as Stats
+
+__version__ = "0.1.0"

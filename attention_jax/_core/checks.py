@@ -1,0 +1,106 @@
+"""Checks at the public boundary: one clear error that names the argument and the numbers.
+
+Shapes are asserted with chex in the letters of `axes`; what chex finds wrong leaves here as a
+ValueError with a text made for the reader, never as a bare AssertionError.
+"""
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array, Layout
+
+
+def as_array(name: str, x: Any) -> Array:
+    """`x` as a JAX array; a TypeError where it is no array at all."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise TypeError(f"{name} must be an array, got {type(x).__name__}")
+    return x
+
+
+def check_floating(name: str, x: Any) -> None:
+    """A TypeError unless `x` has a real floating dtype."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating, got dtype {np.dtype(x.dtype).name}")
+
+
+def check_inputs(query: Any, key: Any, value: Any | None = None) -> Layout:
+    """Checks `query [*B, T, N, H]`, `key [*B, S, K, Hk]`, `value [*B, S, K, V]`; returns the sizes.
+
+    Whether H and Hk must agree is the score's business.
+
+    Raises:
+        TypeError: an argument is not a floating array.
+        ValueError: ranks or sizes do not fit.
+    """
+    arrays = {"query": (query, "*B T N H"), "key": (key, "*B S K Hk")}
+    if value is not None:
+        arrays["value"] = (value, "*B S K V")
+    for name, (x, letters) in arrays.items():
+        as_array(name, x)
+        check_floating(name, x)
+        if x.ndim < 3:
+            raise ValueError(f"{name} must be [{', '.join(letters.split())}], got {list(x.shape)}")
+    *batch, T, N, H = query.shape
+    *_, S, K, Hk = key.shape
+    dims = chex.Dimensions(T=T, N=N, H=H, S=S, K=K, J=Hk)
+    if value is not None:
+        dims["V"] = (value.shape[-1],)
+    try:
+        chex.assert_shape(query, (*batch, *dims["TNH"]))
+        chex.assert_shape(key, (*batch, *dims["SKJ"]))
+        if value is not None:
+            chex.assert_shape(value, (*batch, *dims["SKV"]))
+    except AssertionError:
+        shapes = ", ".join(f"{n} {list(x.shape)}" for n, (x, _) in arrays.items())
+        raise ValueError(f"{_mismatch(arrays)}: got {shapes}") from None
+    if K == 0 or N % K:
+        raise ValueError(
+            f"query heads (N = {N}) must be a multiple of key/value heads (K = {K}): "
+            f"query {list(query.shape)}, key {list(key.shape)}"
+        )
+    return Layout(tuple(batch), T, S, N, K, H, Hk, value.shape[-1] if value is not None else 0)
+
+
+def _mismatch(arrays: dict[str, tuple[Any, str]]) -> str:
+    query, key = arrays["query"][0], arrays["key"][0]
+    for name in ("key", "value"):
+        if name in arrays and arrays[name][0].shape[:-3] != query.shape[:-3]:
+            return f"query and {name} must have the same batch axes *B"
+    value = arrays["value"][0]
+    if value.shape[-3] != key.shape[-3]:
+        return f"key length {key.shape[-3]} and value length {value.shape[-3]} must match (S)"
+    return f"key heads {key.shape[-2]} and value heads {value.shape[-2]} must match (K)"
+
+
+def check_positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> None:
+    """Positions are ints, `[length]` or `[*B, length]`."""
+    as_array(name, positions)
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, got dtype {np.dtype(positions.dtype).name}")
+    if tuple(positions.shape) not in ((length,), (*batch, length)):
+        letter = "T" if name.startswith("query") else "S"
+        raise ValueError(
+            f"{name} has shape {list(positions.shape)} but must be [{letter}] = [{length}] or "
+            f"[*B, {letter}] = {[*batch, length]}"
+        )
+
+
+def check_rate(name: str, rate: Any) -> float:
+    """A dropout rate is a plain number in [0, 1)."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{name} must be a number in [0, 1), got {type(rate).__name__}")
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {rate}")
+    return float(rate)
+
+
+def check_count(name: str, value: Any, least: int = 0) -> int:
+    """A plain integer, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)

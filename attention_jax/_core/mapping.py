@@ -1,0 +1,99 @@
+"""Mapping one example's, one head's function over everything else.
+
+A kernel is written for `[T, H], [S, H], [S, V]`. Every array of a problem is first given the leading
+axes `[*B, K, G]` (N = K·G), each of full size or of size 1; an axis of size 1 is not mapped, which is
+how key/value heads are shared by their group and parameters by all heads, without a copy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention_jax._core.axes import Layout, Shape
+from attention_jax._core.term import Sides
+
+
+def head_axes(parts: tuple[Any, Sides], layout: Layout) -> tuple[Any, Sides]:
+    """Gives each leaf of `(per-head parameters, sides)` the leading axes `[*#B, #K, #G]`.
+
+    Leaves come as `Term` and `Mask` promise: parameters `[#N, ...]`; query and key data
+    `[*#B, #N, length, ...]`; pair data `[*#B, #N, #T, #S]`, or fewer axes by NumPy's rule.
+    """
+    rank = len(layout.batch) + 1
+
+    def fit(leaf: Any, own_axes: int) -> Any:
+        missing = rank + own_axes - leaf.ndim
+        shape = (1,) * missing + leaf.shape if missing > 0 else leaf.shape[-missing or None :]
+        batch, heads, own = shape[: rank - 1], shape[rank - 1], shape[rank:]
+        if heads == layout.N:
+            split = (layout.K, layout.group)
+        else:  # K key/value heads, or 1: shared inside the group
+            split = (heads, 1)
+        return leaf.reshape(*batch, *split, *own)
+
+    parameters, sides = parts
+    return (
+        jax.tree.map(lambda x: fit(x, x.ndim - 1), parameters),
+        Sides(
+            query=jax.tree.map(lambda x: fit(x, max(1, x.ndim - rank)), sides.query),
+            key=jax.tree.map(lambda x: fit(x, max(1, x.ndim - rank)), sides.key),
+            pair=jax.tree.map(lambda x: fit(x, 2), sides.pair),
+        ),
+    )
+
+
+def merge_axes(tree: Any, sizes: Shape) -> tuple[Any, Shape]:
+    """Joins neighbouring leading axes wherever every leaf is mapped over both or over neither.
+
+    Fewer nested loops, the same numbers: `[B, K, G]` becomes `[B·K·G]` for plain self-attention.
+    """
+    axis = 0
+    while axis + 1 < len(sizes):
+        first, second = sizes[axis], sizes[axis + 1]
+        full = first * second
+        pairs = {leaf.shape[axis : axis + 2] for leaf in jax.tree.leaves(tree)}
+        if pairs <= {(first, second), (1, 1)}:
+            at = axis
+            tree = jax.tree.map(
+                lambda x, at=at: x.reshape(
+                    *x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :]
+                ),
+                tree,
+            )
+            sizes = (*sizes[:axis], full, *sizes[axis + 2 :])
+        else:
+            axis += 1
+    return tree, sizes
+
+
+def map_leading(
+    function: Callable[[Any], Any], tree: Any, sizes: Shape, *, loop: bool = False
+) -> Any:
+    """Maps `function` over the leading axes `sizes` of every leaf of `tree`.
+
+    With `loop` the axes are walked one entry at a time (`lax.map`), which keeps the working set of a
+    CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want.
+    """
+    if not sizes:
+        return function(tree)
+    size = sizes[0]
+    leaves, structure = jax.tree.flatten(tree)
+    mapped = [leaf.shape[0] == size and size > 1 for leaf in leaves]
+    shared = [None if flag else leaf[0] for leaf, flag in zip(leaves, mapped, strict=True)]
+
+    def inner(entries: list[Any]) -> Any:
+        rest = iter(entries)
+        chosen = [next(rest) if flag else leaf for flag, leaf in zip(mapped, shared, strict=True)]
+        return map_leading(function, jax.tree.unflatten(structure, chosen), sizes[1:], loop=loop)
+
+    entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]
+    if size == 1:
+        return jax.tree.map(lambda x: x[None], inner(entries))
+    return jax.lax.map(inner, entries) if loop else jax.vmap(inner)(entries)
+
+
+def leading_size(sizes: Shape) -> int:
+    """How many examples and heads there are in all."""
+    return int(np.prod(sizes, dtype=np.int64))

@@ -1,0 +1,74 @@
+"""Dtypes and the few numerical habits that every part shares."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import AnyArray, Array
+
+NEG_INF = float("-inf")
+
+
+def promote(*dtypes: Any) -> np.dtype:
+    """The common dtype by JAX's lattice, also where implicit promotion is switched off."""
+    with jax.numpy_dtype_promotion("standard"):
+        return np.dtype(jnp.result_type(*dtypes))
+
+
+def stats_dtype(*dtypes: Any) -> np.dtype:
+    """The dtype of softmax statistics and accumulators: float32 at least, float64 for float64."""
+    return promote(jnp.float32, *dtypes)
+
+
+def is_low_precision(dtype: Any) -> bool:
+    """Whether a floating dtype has fewer than 32 bits."""
+    return jnp.finfo(dtype).bits < 32
+
+
+def widen(x: AnyArray) -> Array:
+    """`x` in float32, or in float64 where it already is."""
+    return jnp.asarray(x).astype(stats_dtype(x.dtype))
+
+
+def same_dtype(*arrays: AnyArray) -> tuple[Array, ...]:
+    """The arrays, cast to their common dtype."""
+    dtype = promote(*(x.dtype for x in arrays))
+    return tuple(jnp.asarray(x).astype(dtype) for x in arrays)
+
+
+def matmul(x: AnyArray, y: AnyArray) -> Array:
+    """`x @ y` over the last axes, accumulated and returned in float32 at least.
+
+    No product of low-precision numbers is rounded back to low precision, so a float16 logit
+    beyond 65504 stays finite.
+    """
+    x, y = same_dtype(x, y)
+    return jnp.matmul(x, y, preferred_element_type=stats_dtype(x.dtype))
+
+
+def safe_normalize(x: AnyArray) -> Array:
+    """`x / |x|` along the last axis, 0 with gradient 0 where x is 0."""
+    x = widen(x)
+    square = jnp.sum(x * x, axis=-1, keepdims=True)
+    positive = square > 0
+    return jnp.where(positive, x * jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)
+
+
+def is_concrete(*trees: Any) -> bool:
+    """Whether no leaf of the trees is a tracer, so that values may be looked at."""
+    return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
+
+
+@contextlib.contextmanager
+def precision_of_products(precision: Any) -> Iterator[None]:
+    """Matrix products inside have this precision: None, a name or a `jax.lax.Precision`."""
+    if precision is None:
+        yield
+        return
+    name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
+    with jax.default_matmul_precision(name):
+        yield

@@ -1,0 +1,141 @@
+"""What a term of the logits is: the protocol that scores and biases share.
+
+    logits(t, s) = Σ_terms term(q_t, k_s, t, s)
+
+A term is evaluated in two halves. `prepare` runs once over whole arrays, O(T + S): projections,
+normalisation, scale. `block` runs once for each block, for one head: it sees only slices. Ordinary
+autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `block`, so no term needs
+a gradient of its own.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import AnyArray, Array, Layout
+from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.record import Record
+
+
+class Sides(NamedTuple):
+    """Data of an attention problem, by the axes it runs along; each field is any pytree.
+
+    Attributes:
+        query: leaves `[*#B, #N, T, ...]`; inside a block `[Tb, ...]`.
+        key: leaves `[*#B, #N, S, ...]` (or K heads); inside a block `[Sb, ...]`.
+        pair: leaves `[*#B, #N, #T, #S]`; inside a block `[#Tb, #Sb]`.
+    """
+
+    query: Any = ()
+    key: Any = ()
+    pair: Any = ()
+
+
+class Term(Record):
+    """A summand of the logits. Subclasses are frozen dataclasses registered as pytrees."""
+
+    def check(self, layout: Layout) -> None:
+        """Raises a ValueError when the parameters do not fit the sizes of the problem."""
+
+    def prepare(self, query: Array, key: Array) -> Sides:
+        """Data for the blocks, from `query [*B, N, T, H]` and `key [*B, K, S, Hk]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no prepare")
+
+    def per_head(self) -> "Term":
+        """The parameters that `block` reads, each leaf with one leading axis of size N or 1."""
+        return self
+
+    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
+        """This term for one block of one head, `[Tb, Sb]`, float32 at least."""
+        raise NotImplementedError(f"{type(self).__name__} has no block")
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether the term can be -inf for finite input, which makes the pair invisible."""
+        return False
+
+
+def head_axis(parameter: Any, rank: int) -> Any:
+    """`parameter` with a leading head axis, where it has none: `rank` is that without the axis."""
+    return parameter if np.ndim(parameter) > rank else jnp.asarray(parameter)[None]
+
+
+def over_heads(parameter: Any, rank: int, ndim: int) -> Array:
+    """`[own]` or `[N, own]` shaped to broadcast against an array `[*B, N, length, own]` of `ndim` axes.
+
+    `rank` is the number of own axes; the shapes are written out so that no axis is added silently.
+    """
+    parameter = jnp.asarray(parameter)
+    own = parameter.shape[parameter.ndim - rank :]
+    heads = parameter.shape[: parameter.ndim - rank]
+    if not heads:
+        return parameter
+    lead = (1,) * (ndim - 1 - len(heads) - max(rank, 1))
+    return parameter.reshape(*lead, *heads, *(() if rank > 1 else (1,)), *(own or (1,)))
+
+
+def check_per_head(name: str, parameter: Any, letters: str, layout: Layout, *sizes: int) -> None:
+    """Raises unless `parameter` is `[sizes]`, or `[N, sizes]` with one entry for each query head."""
+    shape = tuple(np.shape(parameter))
+    if shape not in (sizes, (layout.N, *sizes)):
+        shared = f"[{letters}]" if letters else "a scalar"
+        per_head = f"[N, {letters}]" if letters else "[N]"
+        raise ValueError(
+            f"{name} has shape {list(shape)} but must be {shared} or {per_head}, here "
+            f"{list(sizes) if letters else 'a scalar'} or {[layout.N, *sizes]}"
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class ArrayBias(Term):
+    """A bias given as an array, `[*#B, #N, #T, #S]` by NumPy's broadcasting rule."""
+
+    array: Any
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "array_bias", {"array": self.array}
+
+    def check(self, layout: Layout) -> None:
+        """The array must be floating and broadcast to `[*B, N, T, S]`."""
+        if not jnp.issubdtype(self.array.dtype, jnp.floating):
+            raise TypeError(
+                f"bias must be floating, got dtype {np.dtype(self.array.dtype).name}; a boolean "
+                "array that says who may attend is a mask: pass it as mask="
+            )
+        check_pairs("bias", self.array, layout)
+
+    def prepare(self, query: Array, key: Array) -> Sides:
+        """The array itself: it is indexed by pair."""
+        return Sides(pair=jnp.atleast_2d(self.array))
+
+    def per_head(self) -> "ArrayBias":
+        """Nothing is left for the blocks to read but the pair data."""
+        return ArrayBias(None)
+
+    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
+        """The slice that belongs to the block."""
+        shape = (query_positions.shape[0], key_positions.shape[0])
+        return jnp.broadcast_to(sides.pair, shape).astype(stats_dtype(sides.pair.dtype))
+
+    @property
+    def may_hide(self) -> bool:
+        """An entry of -inf hides its pair."""
+        return True
+
+
+def check_pairs(name: str, array: AnyArray, layout: Layout) -> None:
+    """Raises a ValueError unless `array` broadcasts to `[*B, N, T, S]`."""
+    target = (*layout.batch, layout.N, layout.T, layout.S)
+    shape = tuple(np.shape(array))
+    padded = (1,) * (len(target) - len(shape)) + shape
+    if len(padded) > len(target) or any(
+        a not in (1, b) for a, b in zip(padded, target, strict=True)
+    ):
+        raise ValueError(
+            f"{name} has shape {list(shape)}, which does not broadcast to "
+            f"[*B, N, T, S] = {list(target)}"
+        )

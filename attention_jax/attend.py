@@ -1,0 +1,354 @@
+"""The front door: check the arguments, plan, run.
+
+out = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import (
+    BiasLike,
+    Key,
+    KeyPositions,
+    MaskLike,
+    Query,
+    QueryPositions,
+    Value,
+)
+from attention_jax._core.checks import (
+    as_array,
+    check_inputs,
+    check_positions,
+    check_rate,
+)
+from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.term import ArrayBias, Term
+from attention_jax.kernels import dense
+from attention_jax.kernels.problem import check_mask
+from attention_jax.kernels.request import Request, Result
+from attention_jax.masks.block_map import block_pair
+from attention_jax.masks.data import from_array
+from attention_jax.masks.mask import Lengths, Mask
+from attention_jax.plan import KERNELS, Plan, choose, make_plan
+from attention_jax.scores.score import Score
+from attention_jax.scores.similarity import scaled_dot
+from attention_jax.softmax import Stats
+
+Implementation = str | Sequence[str] | None
+
+
+def attend(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Any = None,
+    implementation: Implementation = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Attention with any score, any mask and any bias.
+
+        out_t = Σ_s p_ts v_s,  p_t = softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) )
+
+    Args:
+        query: `[*B, T, N, H]`, floating.
+        key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
+        value: `[*B, S, K, V]`.
+        score: who matches; `scores.scaled_dot()` by default.
+        mask: who may look: a mask object, or a bool array that broadcasts to `[*B, N, T, S]`.
+        bias: what is added to the scores: a bias object, or a floating array that broadcasts to
+            `[*B, N, T, S]`; an entry of -inf hides its pair.
+        query_positions: ints `[T]` or `[*B, T]`, 0..T-1 by default.
+        key_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default.
+        dropout_rate: share of weights that are dropped, in [0, 1); the rest grow by 1 / (1 - rate).
+        dropout_key: a PRNG key, needed with a rate above 0.
+        implementation: "dense", "blockwise", "flash", a sequence of names to try in order, or None
+            to let the plan pick. A named one is used or refused, never replaced.
+        block_size: size of a block, an int or a pair (query, key); not for "dense".
+        precision: of the matrix products, as in `jax.default_matmul_precision`.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype; softmax and accumulation in float32 at least. A query
+        that may see nothing gets 0, and what is masked changes nothing, NaN included.
+
+    Raises:
+        TypeError: a mask that is not boolean, a bias that is not floating, a wrong kind of argument.
+        ValueError: shapes, rates or positions that do not fit.
+        NotImplementedError: a named implementation cannot do a part of the request.
+
+    References:
+        Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025;
+        Vaswani et al. 2017, arXiv:1706.03762; Dao et al. 2022, arXiv:2205.14135.
+    """
+    request = make_request(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        block_size=block_size,
+        precision=precision,
+    )
+    return execute(request, implementation).out
+
+
+def attend_with_stats(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Any = None,
+    implementation: Implementation = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> tuple[Float[Array, "*B T N V"], Stats]:
+    """Attention, and statistics of its weights at the price of one accumulator.
+
+    Args:
+        query: as in `attend`, and so are all the others.
+        key: see `attend`.
+        value: see `attend`.
+        score: see `attend`.
+        mask: see `attend`.
+        bias: see `attend`.
+        query_positions: see `attend`.
+        key_positions: see `attend`.
+        dropout_rate: see `attend`; statistics are of the weights before dropout.
+        dropout_key: see `attend`.
+        implementation: see `attend`.
+        block_size: see `attend`.
+        precision: see `attend`.
+
+    Returns:
+        `(out, stats)`: stats.lse, stats.entropy and stats.max_logit are `[*B, N, T]`, differentiable,
+        float32 (float64 for float64 inputs); an empty row has -inf, 0 and -inf.
+    """
+    request = make_request(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        block_size=block_size,
+        precision=precision,
+        statistics=True,
+    )
+    result = execute(request, implementation)
+    assert result.stats is not None  # asked for above
+    return result.out, result.stats
+
+
+def attention_weights(
+    query: Query,
+    key: Key,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    precision: Any = None,
+) -> Float[Array, "*B N T S"]:
+    """The weights `p_ts` themselves: O(T·S) memory, for looking at.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        score: see `attend`.
+        mask: see `attend`.
+        bias: see `attend`.
+        query_positions: see `attend`.
+        key_positions: see `attend`.
+        precision: see `attend`.
+
+    Returns:
+        `[*B, N, T, S]` with the query's dtype; rows sum to 1, or to 0 where nothing is visible.
+    """
+    as_array("key", key)
+    value = np.zeros((*key.shape[:-1], 0), np.float32)
+    request = make_request(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        precision=precision,
+    )
+    layout = request.layout
+    shape = (*layout.batch, layout.N, layout.T, layout.S)
+    return jnp.zeros(shape, query.dtype) if 0 in shape else _weights(request)
+
+
+def explain(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Any = None,
+    implementation: Implementation = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> Plan:
+    """The plan that `attend` would follow for these arguments, without computing anything.
+
+    Args:
+        query: an array or a `jax.ShapeDtypeStruct`, and so are key and value.
+        key: see `attend`.
+        value: see `attend`.
+        score: see `attend`.
+        mask: see `attend`.
+        bias: see `attend`.
+        query_positions: see `attend`.
+        key_positions: see `attend`.
+        dropout_rate: see `attend`.
+        dropout_key: see `attend`.
+        implementation: see `attend`.
+        block_size: see `attend`.
+        precision: see `attend`.
+
+    Returns:
+        A `Plan`; it prints well.
+    """
+    request = make_request(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        block_size=block_size,
+        precision=precision,
+    )
+    return make_plan(request, implementation)
+
+
+def make_request(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    query_positions: Any = None,
+    key_positions: Any = None,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
+    shared_dropout: bool = False,
+    block_size: Any = None,
+    precision: Any = None,
+    statistics: bool = False,
+) -> Request:
+    """The arguments of a call, checked, as a request."""
+    layout = check_inputs(query, key, value)
+    score = scaled_dot() if score is None else score
+    if not isinstance(score, Score):
+        raise TypeError(
+            f"score must be a score object such as scores.scaled_dot(), got {type(score).__name__}"
+        )
+    score.check(layout)
+    if mask is not None and not isinstance(mask, Mask):
+        mask = from_array(as_array("mask", mask))
+    if mask is not None:
+        default = query_positions is None and key_positions is None
+        check_mask(mask.prepare(Lengths(layout.T, layout.S, default)), layout)
+    if bias is not None and not isinstance(bias, Term):
+        bias = ArrayBias(as_array("bias", bias))
+    if bias is not None:
+        bias.check(layout)
+    for name, positions, size in (
+        ("query_positions", query_positions, layout.T),
+        ("key_positions", key_positions, layout.S),
+    ):
+        if positions is not None:
+            check_positions(name, positions, layout.batch, size)
+    dropout_rate = check_rate("dropout_rate", dropout_rate)
+    if dropout_rate > 0 and dropout_key is None:
+        raise ValueError(f"dropout_rate = {dropout_rate} needs a dropout_key")
+    return Request(
+        query,
+        key,
+        value,
+        score,
+        mask,
+        bias,
+        query_positions,
+        key_positions,
+        dropout_key if dropout_rate > 0 else None,
+        dropout_rate,
+        shared_dropout,
+        None if block_size is None else block_pair(block_size),
+        precision,
+        statistics,
+    )
+
+
+def execute(request: Request, implementation: Implementation) -> Result:
+    """Runs a request on the kernel that the plan chooses."""
+    name = choose(request, implementation).implementation
+    layout = request.layout
+    if 0 in (*layout.batch, layout.T, layout.S, layout.N):
+        return _nothing(request)
+    return _run(request, name)
+
+
+def _nothing(request: Request) -> Result:
+    """The result where there is no pair at all: every row is empty."""
+    layout = request.layout
+    out = jnp.zeros((*layout.batch, layout.T, layout.N, layout.V), request.query.dtype)
+    if not request.statistics:
+        return Result(out, None)
+    zeros = jnp.zeros((*layout.batch, layout.N, layout.T), stats_dtype(request.query.dtype))
+    return Result(out, Stats(zeros - jnp.inf, zeros, zeros - jnp.inf))
+
+
+@functools.partial(jax.jit, static_argnames=("name",))
+def _run(request: Request, name: str) -> Result:
+    return KERNELS[name].run(request)
+
+
+@jax.jit
+def _weights(request: Request) -> Array:
+    return dense.weights(request)

@@ -1,0 +1,34 @@
+"""Splitting a model's width into heads, and joining heads again."""
+
+from einops import rearrange
+from jaxtyping import Array, Float
+
+from attention_jax._core.checks import check_count
+
+
+def split_heads(x: Float[Array, "*BT D"], num_heads: int) -> Float[Array, "*BT N H"]:
+    """Splits the width into heads, `[..., T, D] -> [..., T, N, H]` with D = N·H.
+
+    Args:
+        x: any array whose last axis is the width.
+        num_heads: N, a divisor of D.
+
+    Returns:
+        The same numbers with the last axis split; head n has channels n·H .. (n + 1)·H - 1.
+
+    Raises:
+        ValueError: D is no multiple of N.
+    """
+    num_heads = check_count("num_heads", num_heads, 1)
+    if x.ndim < 1 or x.shape[-1] % num_heads:
+        raise ValueError(
+            f"width D = {x.shape[-1] if x.ndim else None} must be a multiple of num_heads = {num_heads}"
+        )
+    return rearrange(x, "... (n h) -> ... n h", n=num_heads, h=x.shape[-1] // num_heads)
+
+
+def merge_heads(x: Float[Array, "*BT N H"]) -> Float[Array, "*BT D"]:
+    """Joins the heads, `[..., T, N, H] -> [..., T, D]`: the inverse of `split_heads`."""
+    if x.ndim < 2:
+        raise ValueError(f"x must be [..., T, N, H], got shape {list(x.shape)}")
+    return rearrange(x, "... n h -> ... (n h)")

@@ -1,0 +1,139 @@
+"""One block of one head: cut it out, score it, mask it, weigh the values by it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import NEG_INF, matmul, stats_dtype
+from attention_jax._core.term import Sides
+from attention_jax.dropout import keep
+from attention_jax.kernels.problem import Problem, Static, part
+from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
+from attention_jax.masks.mask import View, spread
+
+
+def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any) -> Problem:
+    """Block (i, j) of one head's problem.
+
+    A last block that would reach beyond the end starts earlier instead, and "own" marks the rows
+    or columns that are really its own: nothing is padded or copied.
+    """
+    T, S = facts.layout.T, facts.layout.S
+
+    def rows(x: Any, at: Any, size: int, axis: int) -> Any:
+        return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
+
+    def one(side: dict[str, Any], index: Any, size: int, length: int) -> dict[str, Any]:
+        at = jnp.minimum(index * size, length - size) if length % size else index * size
+        new = jax.tree.map(lambda x: rows(x, at, size, 0), side)
+        if length % size:
+            new["own"] = at + jnp.arange(size) >= index * size
+        return new
+
+    query = one(problem.sides.query, i, block[0], T)
+    key = one(problem.sides.key, j, block[1], S)
+    starts = tuple(
+        jnp.minimum(index * size, length - size)
+        for index, size, length in zip((i, j), block, (T, S), strict=True)
+    )
+    pair = jax.tree.map(
+        lambda x: rows(rows(x, starts[0], block[0], 0), starts[1], block[1], 1), problem.sides.pair
+    )
+    return problem._replace(sides=Sides(query, key, pair))
+
+
+def raw_logits(block: Problem) -> Array:
+    """Score plus bias of one block `[Tb, Sb]`, before any masking."""
+    positions = part(block.sides, "position")
+    return block.term.block(part(block.sides, "term"), positions.query, positions.key)
+
+
+def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) -> Array:
+    """Logits with the invisible at -inf, and with NaN where a visible query or key is not finite."""
+    if facts.guarded:
+        query, key = block.sides.query["bad"], block.sides.key["bad"]
+        spoiled = jnp.where(query, jnp.nan, 0.0)[:, None] + jnp.where(key, jnp.nan, 0.0)[None, :]
+        hidden = logits == NEG_INF
+        logits = logits + spoiled.astype(logits.dtype)
+        if facts.may_hide:
+            logits = jnp.where(hidden, NEG_INF, logits)
+    if not partial:
+        return logits
+    visible = None
+    for own, axis in ((block.sides.query.get("own"), 1), (block.sides.key.get("own"), 0)):
+        if own is not None:
+            own = jnp.expand_dims(own, axis)
+            visible = own if visible is None else visible & own
+    if block.mask is not None:
+        positions = spread(part(block.sides, "position"))
+        view = View(spread(part(block.sides, "mask")), positions.query, positions.key)
+        allowed = jnp.asarray(block.mask.allowed(view))
+        visible = allowed if visible is None else visible & allowed
+    return logits if visible is None else jnp.where(visible, logits, NEG_INF)
+
+
+def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -> Array:
+    """`weights · value` in float32 at least, dropout applied, blind to values of hidden pairs."""
+    value = block.sides.key["value"]
+    weights = drop(block, facts, weights)
+    if not facts.guarded:
+        return weights_times(weights, value)
+    finite = jnp.isfinite(value)
+    out = weights_times(weights, jnp.where(finite, value, jnp.zeros((), value.dtype)))
+
+    def spoil() -> Array:
+        seen = matmul((logits != NEG_INF).astype(jnp.float32), (~finite).astype(jnp.float32))
+        return jnp.where(seen > 0, jnp.nan, 0.0).astype(out.dtype)
+
+    spoiled = jax.lax.cond(block.bad_value, spoil, lambda: jnp.zeros_like(out))
+    return out + jax.lax.stop_gradient(spoiled)
+
+
+def weights_times(weights: Array, value: Array) -> Array:
+    """`weights · value`, accumulated in the weights' dtype."""
+    return matmul(weights, value).astype(weights.dtype)
+
+
+def drop(block: Problem, facts: Static, weights: Array) -> Array:
+    """Weights after dropout, kept ones divided by the keep rate."""
+    if facts.dropout_rate == 0:
+        return weights
+    bits = part(block.sides, "dropout")
+    kept = keep(bits.query, bits.key, facts.dropout_rate)
+    return jnp.where(kept, weights / (1 - facts.dropout_rate), 0)
+
+
+def accumulator(problem: Problem) -> np.dtype:
+    """The dtype of statistics and accumulators."""
+    leaves = jax.tree.leaves((problem.sides.query["term"], problem.sides.key["term"]))
+    floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    return stats_dtype(*floats, problem.sides.key["value"].dtype)
+
+
+def kinds_present(kinds: Any) -> tuple[int, ...]:
+    """The kinds of block that occur, all three where they are traced."""
+    if isinstance(kinds, np.ndarray):
+        return tuple(int(kind) for kind in np.unique(kinds))
+    return (SKIPPED, PARTIAL, FULL)
+
+
+def by_kind(
+    present: tuple[int, ...],
+    kind: Array,
+    visit: Callable[[Any, bool], Any],
+    skip: Callable[[Any, bool], Any],
+    state: Any,
+) -> Any:
+    """`visit(state, partial)` or `skip(state, _)`, as the block's kind tells; one branch where one occurs."""
+
+    def branch(kind: int) -> Callable[[Any], Any]:
+        return lambda state: (skip if kind == SKIPPED else visit)(state, kind == PARTIAL)
+
+    if len(present) == 1:
+        return branch(present[0])(state)
+    index = jnp.searchsorted(np.asarray(present, np.int32), kind.astype(jnp.int32))
+    return jax.lax.switch(index, [branch(kind) for kind in present], state)

@@ -1,0 +1,58 @@
+"""Dense attention: the readable truth.
+
+    out = softmax(score(q, k) + bias, where mask) · v
+
+One block, the whole plane: O(T·S) memory, no tiling, no cleverness. Every other kernel is compared
+with this one, and this one with the float64 reference.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.mapping import map_leading
+from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.problem import Problem, finish, lower
+from attention_jax.kernels.request import Request, Result
+from attention_jax.softmax import log_sum_exp
+
+DERIVATIVES = ("jvp", "vjp", "any nesting")
+
+
+def why_not(request: Request) -> str | None:
+    """What of the request this kernel cannot do."""
+    if request.block_size is not None:
+        return "dense attention is one block and takes no block_size"
+    return None
+
+
+def run(request: Request) -> Result:
+    """Computes the request."""
+    with precision_of_products(request.precision):
+        problem, facts = lower(request)
+
+        def one(head: Problem) -> tuple[Array, Array, Array, Array]:
+            logits = mask_logits(head, facts, raw_logits(head), partial=True)
+            lse, weights = log_sum_exp(logits, None)
+            out = weigh_values(head, facts, weights, logits)
+            mean = jnp.sum(weights * jnp.where(logits == NEG_INF, 0, logits), axis=-1)
+            first = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1, keepdims=True)
+            top = jnp.take_along_axis(logits, first, axis=-1)[:, 0]
+            return out, lse, mean, top
+
+        return finish(request, facts, *map_leading(one, problem, facts.sizes))
+
+
+def weights(request: Request) -> Array:
+    """The weights themselves, `[*B, N, T, S]`, with the query's dtype, before dropout."""
+    with precision_of_products(request.precision):
+        problem, facts = lower(request)
+
+        def one(head: Problem) -> Array:
+            logits = mask_logits(head, facts, raw_logits(head), partial=True)
+            return log_sum_exp(logits, None)[1]
+
+        layout = facts.layout
+        shape = (*layout.batch, layout.N, layout.T, layout.S)
+        return map_leading(one, problem, facts.sizes).reshape(shape).astype(request.query.dtype)

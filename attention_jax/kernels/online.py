@@ -1,0 +1,116 @@
+"""The online softmax: rows of a plane, one block of keys after another.
+
+    top' = max(top, max_s x_s)
+    total' = total · exp(top - top') + Σ_s exp(x_s - top')
+    out' = out · exp(top - top') + Σ_s exp(x_s - top') · v_s
+
+References:
+    Milakov, Gimelshein 2018, arXiv:1805.02867, algorithm 3.
+    Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 1.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.term import Sides
+from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.problem import Problem, Static
+
+
+class Online(NamedTuple):
+    """The running state of `[Tb]` rows.
+
+    Attributes:
+        top: the running maximum.
+        total: `Σ exp(x - top)`.
+        out: `Σ exp(x - top) · v`, `[Tb, V]`.
+        moment: `Σ exp(x - top) · x`, the one accumulator that the entropy needs.
+        first: index of the first key that attains `top`, int32.
+    """
+
+    top: Array
+    total: Array
+    out: Array
+    moment: Array
+    first: Array
+
+
+class Rows(NamedTuple):
+    """Finished rows: out `[Tb, V]`, lse, `Σ p · x` and the index of the largest logit `[Tb]`."""
+
+    out: Array
+    lse: Array
+    mean: Array
+    first: Array
+
+
+def start(rows: int, depth: int, dtype: Any) -> Online:
+    """The state before any key."""
+    zeros = jnp.zeros((rows,), dtype)
+    return Online(
+        zeros + NEG_INF,
+        zeros,
+        jnp.zeros((rows, depth), dtype),
+        zeros,
+        jnp.zeros((rows,), jnp.int32),
+    )
+
+
+def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bool) -> Online:
+    """The state after one more block, whose first key has index `at`."""
+    logits = mask_logits(block, facts, raw_logits(block), partial=partial)
+    logits = logits.astype(state.top.dtype)
+    here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    top = jnp.maximum(state.top, here)
+    shift = jnp.where(top == NEG_INF, 0, top)
+    shrink = jnp.exp(state.top - shift)
+    powers = jnp.exp(logits - shift[:, None])
+    moment, first = state.moment, state.first
+    if facts.statistics:
+        seen = jnp.where(logits == NEG_INF, 0, logits)
+        moment = moment * shrink + jnp.sum(powers * seen, axis=-1)
+        index = at + jnp.argmax(jax.lax.stop_gradient(logits), axis=-1).astype(jnp.int32)
+        first = jnp.where(here > state.top, index, first)
+    return Online(
+        top,
+        state.total * shrink + jnp.sum(powers, axis=-1),
+        state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
+        moment,
+        first,
+    )
+
+
+def close(state: Online) -> Rows:
+    """Divides by the total; rows that saw nothing are 0 with lse -inf."""
+    empty = state.total == 0
+    total = jnp.where(empty, 1, state.total)
+    top = jnp.where(empty, 0, state.top)
+    lse = jnp.where(empty, NEG_INF, top + jnp.log(total))
+    return Rows(state.out / total[:, None], lse, state.moment / total, state.first)
+
+
+def top_logits(head: Problem, rows: Rows) -> Array:
+    """The largest logit of each row `[T]`, evaluated once more at its key, so that it has a gradient.
+
+    A pair at a time, O(T): the blocks themselves pass on an index only.
+    """
+    every = jnp.arange(rows.first.shape[0])
+
+    def pair(x: Array) -> Array:
+        row = every if x.shape[0] > 1 else jnp.zeros_like(every)
+        column = rows.first if x.shape[1] > 1 else jnp.zeros_like(rows.first)
+        return x[row, column][:, None, None]
+
+    sides = Sides(
+        query=jax.tree.map(lambda x: x[:, None], head.sides.query),
+        key=jax.tree.map(lambda x: x[rows.first][:, None], head.sides.key),
+        pair=jax.tree.map(pair, head.sides.pair),
+    )
+    spoiled = jnp.isnan(rows.lse)
+    top = jax.vmap(lambda one: raw_logits(head._replace(sides=one))[0, 0])(sides)
+    top = jnp.where(spoiled, jnp.nan, top.astype(rows.lse.dtype))
+    return jnp.where(rows.lse == NEG_INF, NEG_INF, top)

@@ -1,0 +1,199 @@
+"""A request, lowered to what one head of one example needs.
+
+Everything the engine touches is sorted by the axes it runs along: query data, key data, pair data,
+parameters. Cutting a block is then one slice of each, whatever the score, the mask or the bias.
+
+What is masked must not matter, not even NaN. So where anything may be masked, non-finite queries and
+keys are replaced by ones before a score sees them, and their visible logits are made NaN afterwards.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array, Layout, Shape
+from attention_jax._core.mapping import head_axes, merge_axes
+from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.term import Sides, Term
+from attention_jax.dropout import row_and_column_bits
+from attention_jax.kernels.request import Request, Result
+from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED, kinds_of, verdict
+from attention_jax.masks.mask import Lengths, Mask, View, spread
+from attention_jax.scores.score import Sum
+from attention_jax.softmax import Stats
+
+
+class Problem(NamedTuple):
+    """One head of one example, or all of them behind leading axes; a pytree.
+
+    Attributes:
+        term: score plus bias, its parameters for one head.
+        mask: the mask, or None.
+        sides: query data `[T, ...]`, key data `[S, ...]` and pair data `[#T, #S]`, each a dict:
+            "term", "mask", "position", "dropout" (bits), "bad" (non-finite rows) and "value".
+        bad_value: whether any value is not finite; None where nothing can be masked.
+    """
+
+    term: Term
+    mask: Mask | None
+    sides: Sides
+    bad_value: Any
+
+
+class Static(NamedTuple):
+    """What is known while tracing; hashable."""
+
+    layout: Layout
+    sizes: Shape
+    guarded: bool
+    may_hide: bool
+    dropout_rate: float
+    statistics: bool
+
+
+def lower(request: Request) -> tuple[Problem, Static]:
+    """The problem with leading axes `sizes`, and the static facts about it."""
+    layout = request.layout
+    term = request.score if request.bias is None else Sum(request.score, request.bias)
+    guarded = request.mask is not None or term.may_hide
+    query, key, value = (
+        jnp.swapaxes(jnp.asarray(x), -2, -3) for x in (request.query, request.key, request.value)
+    )
+    positions = tuple(
+        _positions(given, size, len(layout.batch))
+        for given, size in (
+            (request.query_positions, layout.T),
+            (request.key_positions, layout.S),
+        )
+    )
+    on_query: dict[str, Any] = {"position": positions[0]}
+    on_key: dict[str, Any] = {"position": positions[1], "value": value}
+    on_pair: dict[str, Any] = {}
+    bad_value = None
+    if guarded:
+        query, on_query["bad"] = _clean(query)
+        key, on_key["bad"] = _clean(key)
+        bad_value = ~jnp.all(jnp.isfinite(value))
+    prepared = term.prepare(query, key)
+    on_query["term"], on_key["term"], on_pair["term"] = prepared
+    if request.mask is not None:
+        default = request.query_positions is None and request.key_positions is None
+        data = request.mask.prepare(Lengths(layout.T, layout.S, default))
+        check_mask(data, layout)
+        on_query["mask"], on_key["mask"], on_pair["mask"] = data
+    if request.dropout_rate > 0:
+        on_query["dropout"], on_key["dropout"], _ = row_and_column_bits(
+            request.dropout_key, layout, *positions, shared=request.shared_dropout
+        )
+    mask = None if request.mask is None else request.mask.per_head()
+    parameters, sides = head_axes(
+        ((term.per_head(), mask), Sides(on_query, on_key, on_pair)), layout
+    )
+    sizes = (*layout.batch, layout.K, layout.group)
+    if bad_value is not None:
+        bad_value = bad_value.reshape((1,) * len(sizes))
+    problem, sizes = merge_axes(Problem(*parameters, sides, bad_value), sizes)
+    facts = Static(layout, sizes, guarded, term.may_hide, request.dropout_rate, request.statistics)
+    return problem, facts
+
+
+def _positions(given: Any, size: int, batch_rank: int) -> Any:
+    if given is None:
+        return np.arange(size, dtype=np.int32).reshape((1,) * (batch_rank + 1) + (size,))
+    given = jnp.asarray(given)
+    batch = given.shape[:-1] or (1,) * batch_rank
+    return given.reshape(*batch, 1, size)
+
+
+def _clean(x: Array) -> tuple[Array, Array]:
+    """`x` with non-finite rows replaced by ones, and which rows those are."""
+    bad = ~jnp.all(jnp.isfinite(x), axis=-1)
+    return jnp.where(bad[..., None], jnp.ones((), x.dtype), x), bad
+
+
+def check_mask(data: Sides, layout: Layout) -> None:
+    """Raises a ValueError unless the mask's data broadcasts to `[*B, N, T, S]`."""
+    lead = (*layout.batch, layout.N)
+    for side, lengths in zip(data, ((layout.T,), (layout.S,), (layout.T, layout.S)), strict=True):
+        for leaf in jax.tree.leaves(side):
+            target = (*lead, *lengths)
+            shape = (1,) * (len(target) - leaf.ndim) + tuple(leaf.shape)
+            if len(shape) != len(target) or any(
+                a not in (1, b) for a, b in zip(shape, target, strict=True)
+            ):
+                raise ValueError(
+                    f"mask has data of shape {list(leaf.shape)}, which does not broadcast to "
+                    f"{list(target)} for [*B, N, T, S] = {[*lead, layout.T, layout.S]}"
+                )
+
+
+def block_kinds(problem: Problem, facts: Static, block: tuple[int, int], *, loop: bool) -> Any:
+    """Which blocks to skip (0), look into (1) or take whole (2), int8.
+
+    NumPy `[nT, nS]` where it is known while tracing. Else traced, `[*#sizes, nT, nS]`; and where heads
+    are vectorised and not looped over, joined into one map for all of them. The last block of an axis
+    that the block size does not divide overlaps its neighbour, so it is never taken whole.
+    """
+    most = whole_blocks(facts.layout, block, may_hide=facts.may_hide)
+    counts, ones = most.shape, (1,) * len(facts.sizes)
+    if problem.mask is None:
+        return most
+    sides = spread(part(problem.sides, "mask"))
+    positions = spread(part(problem.sides, "position"))
+    view = View(sides, positions.query, positions.key)
+    kinds = kinds_of(verdict(problem.mask, view, block))
+    known = isinstance(kinds, np.ndarray)
+    xp = np if known else jnp
+    lead = kinds.shape[:-2] or ones
+    kinds = xp.minimum(xp.broadcast_to(kinds, (*lead, *counts)), most.reshape(*ones, *counts))
+    if known and lead == ones:
+        return np.asarray(kinds).reshape(counts)
+    if loop:
+        return jnp.asarray(kinds)
+    axes = tuple(range(len(ones)))
+    joined = jnp.where(
+        jnp.min(kinds, axes) == FULL,
+        np.int8(FULL),
+        jnp.where(jnp.max(kinds, axes) == SKIPPED, np.int8(SKIPPED), np.int8(PARTIAL)),
+    )
+    return joined.reshape(*ones, *counts)
+
+
+def whole_blocks(layout: Layout, block: tuple[int, int], *, may_hide: bool) -> np.ndarray:
+    """The kinds where there is no mask, int8 `[nT, nS]`: full, or partial at a ragged end."""
+    counts = tuple(-(-n // size) for n, size in zip((layout.T, layout.S), block, strict=True))
+    inside = np.full(counts, not may_hide)
+    inside[counts[0] - 1 :, :] &= layout.T % block[0] == 0
+    inside[:, counts[1] - 1 :] &= layout.S % block[1] == 0
+    return np.where(inside, np.int8(FULL), np.int8(PARTIAL))
+
+
+def part(sides: Sides, name: str) -> Sides:
+    """The data of one name: "term", "mask", "position" or "dropout"."""
+    return Sides(*(side.get(name, ()) for side in sides))
+
+
+def finish(
+    request: Request, facts: Static, out: Array, lse: Array, mean: Array, top: Array
+) -> Result:
+    """From the engine's leading axes to the public layout.
+
+    Args:
+        request: the request.
+        facts: its static facts.
+        out: `[*sizes, T, V]`.
+        lse: `[*sizes, T]`.
+        mean: `Σ p · logit`, `[*sizes, T]`.
+        top: the largest logit, `[*sizes, T]`.
+    """
+    layout = facts.layout
+    out = out.reshape(*layout.batch, layout.N, layout.T, layout.V)
+    out = jnp.swapaxes(out, -2, -3).astype(request.query.dtype)
+    if not facts.statistics:
+        return Result(out, None)
+    lse, mean, top = (x.reshape(*layout.batch, layout.N, layout.T) for x in (lse, mean, top))
+    seen = lse != NEG_INF
+    entropy = jnp.where(seen, jnp.where(seen, lse, 0) - mean, 0)
+    return Result(out, Stats(lse, entropy, top))

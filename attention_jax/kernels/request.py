@@ -1,0 +1,73 @@
+"""All that a kernel needs, in one frozen record.
+
+A kernel is two functions of one request: `why_not(request) -> str | None` says what part of it the
+kernel cannot do, and `run(request) -> Result` does it.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.record import Record, static
+from attention_jax._core.term import Term
+from attention_jax.masks.mask import Mask
+from attention_jax.softmax import Stats
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Request(Record):
+    """One call of attention, checked.
+
+    Attributes:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, Hk]`.
+        value: `[*B, S, K, V]`.
+        score: the score object.
+        mask: a mask object, or None.
+        bias: a bias object (an array is an `ArrayBias`), or None.
+        query_positions: ints `[T]` or `[*B, T]`, or None for 0..T-1.
+        key_positions: ints `[S]` or `[*B, S]`, or None for 0..S-1.
+        dropout_key: a PRNG key, or None without dropout.
+        dropout_rate: in [0, 1).
+        shared_dropout: one dropout mask for all batches and heads.
+        block_size: (query, key), or None for the kernel's own choice.
+        precision: of matrix products, in JAX's words, or None.
+        statistics: whether entropy and largest logit are wanted.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    score: Term
+    mask: Mask | None
+    bias: Term | None
+    query_positions: Any
+    key_positions: Any
+    dropout_key: Any
+    dropout_rate: float = static(default=0.0)
+    shared_dropout: bool = static(default=False)
+    block_size: tuple[int, int] | None = static(default=None)
+    precision: Any = static(default=None)
+    statistics: bool = static(default=False)
+
+    @property
+    def layout(self) -> Layout:
+        """The sizes, by letter."""
+        *batch, T, N, H = self.query.shape
+        S, K, Hk = self.key.shape[-3:]
+        return Layout(tuple(batch), T, S, N, K, H, Hk, self.value.shape[-1])
+
+
+class Result(NamedTuple):
+    """What a kernel returns.
+
+    Attributes:
+        out: `[*B, T, N, V]` with the query's dtype.
+        stats: statistics `[*B, N, T]`; None unless the request wants them.
+    """
+
+    out: Array
+    stats: Stats | None

@@ -1,0 +1,206 @@
+"""Masks that follow from data: lengths, segment ids, arrays. They go by array index.
+
+Their data is O(T + S), or the given array; block maps are traced, through block minima and maxima.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import AnyArray
+from attention_jax._core.checks import as_array
+from attention_jax._core.record import static
+from attention_jax._core.term import Sides
+from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+
+
+def _check_ids(name: str, ids: Any) -> None:
+    as_array(name, ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, got dtype {np.dtype(ids.dtype).name}")
+
+
+def _below(lengths: Any, size: int) -> Any:
+    xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
+    lengths = xp.asarray(lengths)[..., None, None]
+    index = np.arange(size, dtype=np.int32).reshape((1,) * (lengths.ndim - 1) + (size,))
+    return index < lengths
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Padding(Mask):
+    """The first `key_lengths` keys, for the first `query_lengths` queries."""
+
+    key_lengths: Any
+    query_lengths: Any = None
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "padding", {"key_lengths": self.key_lengths, "query_lengths": self.query_lengths}
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """One bool for each key and, with `query_lengths`, for each query."""
+        query = () if self.query_lengths is None else _below(self.query_lengths, lengths.T)
+        return Sides(query=query, key=_below(self.key_lengths, lengths.S))
+
+    def per_head(self) -> "Padding":
+        """The flags are in the sides."""
+        return Padding(None)
+
+    def allowed(self, view: View) -> Any:
+        """Real key, real query."""
+        if isinstance(view.sides.query, tuple):  # no query_lengths
+            return view.sides.key
+        return view.sides.key & view.sides.query
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """Any and all of the flags."""
+        return Verdict(self.allowed(high), self.allowed(low))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Segments(Mask):
+    """Query and key see each other where their ids agree and are no padding."""
+
+    query_ids: Any
+    key_ids: Any = None
+    padding_id: int | None = static(default=None)
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "segments", {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """The ids of both sides."""
+        key_ids = self.query_ids if self.key_ids is None else self.key_ids
+        for name, letter, ids, size in (
+            ("query_ids", "T", self.query_ids, lengths.T),
+            ("key_ids", "S", key_ids, lengths.S),
+        ):
+            if ids.shape[-1] != size:
+                raise ValueError(
+                    f"{name} has length {ids.shape[-1]} but {letter} = {size}"
+                    + (" (give key_ids where T and S differ)" if self.key_ids is None else "")
+                )
+        return Sides(query=_head(self.query_ids), key=_head(key_ids))
+
+    def per_head(self) -> "Segments":
+        """The ids are in the sides."""
+        return Segments(None, None, self.padding_id)
+
+    def allowed(self, view: View) -> Any:
+        """Equal ids."""
+        same = view.sides.query == view.sides.key
+        return same if self.padding_id is None else same & (view.sides.key != self.padding_id)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the ranges of ids; exact for blocks of one id, careful for others."""
+        q_low, q_high = low.sides.query, high.sides.query
+        k_low, k_high = low.sides.key, high.sides.key
+        some = (q_low <= k_high) & (k_low <= q_high)
+        every = (q_low == k_high) & (k_low == q_high)
+        if self.padding_id is not None:
+            only_padding = (k_low == self.padding_id) & (k_high == self.padding_id)
+            some = some & ~only_padding
+            every = every & (k_low != self.padding_id)
+        return Verdict(some, every)
+
+
+def _head(ids: Any) -> Any:
+    return ids if ids.ndim == 1 else ids[..., None, :]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class FromArray(Mask):
+    """A bool array, `[*#B, #N, #T, #S]`."""
+
+    array: Any
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "from_array", {"array": self.array}
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """The array, whose last axes must be 1 or T and 1 or S."""
+        T, S = self.array.shape[-2:]
+        if T not in (1, lengths.T) or S not in (1, lengths.S):
+            raise ValueError(
+                f"mask has shape {list(self.array.shape)}, which does not broadcast to "
+                f"[..., T, S] = [..., {lengths.T}, {lengths.S}]"
+            )
+        return Sides(pair=self.array)
+
+    def per_head(self) -> "FromArray":
+        """The entries are in the sides."""
+        return FromArray(None)
+
+    def allowed(self, view: View) -> Any:
+        """The array's own entries."""
+        return view.sides.pair
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """Any and all of the block's entries."""
+        return Verdict(high.sides.pair, low.sides.pair)
+
+
+def padding(key_lengths: Any, query_lengths: Any = None) -> Mask:
+    """Masks padding at the end: key s is real where `s < key_lengths`.
+
+    Args:
+        key_lengths: ints `[*B]`: how many of each example's keys are real.
+        query_lengths: ints `[*B]`; queries beyond see nothing, so their output is 0.
+
+    Returns:
+        A mask object; the lengths are its leaves.
+    """
+    for name, lengths in (("key_lengths", key_lengths), ("query_lengths", query_lengths)):
+        if lengths is not None and not isinstance(lengths, (int, np.integer)):
+            _check_ids(name, lengths)
+    return Padding(key_lengths, query_lengths)
+
+
+def segments(
+    query_ids: AnyArray, key_ids: AnyArray | None = None, padding_id: int | None = None
+) -> Mask:
+    """Packed sequences: a query sees the keys with its own segment id.
+
+    Args:
+        query_ids: ints `[T]` or `[*B, T]`, any values in any order.
+        key_ids: ints `[S]` or `[*B, S]`; by default `query_ids`, for self-attention.
+        padding_id: an id that marks padding: such keys are seen by nobody, such queries see nothing.
+
+    Returns:
+        A mask object; the ids are its leaves.
+    """
+    _check_ids("query_ids", query_ids)
+    if key_ids is not None:
+        _check_ids("key_ids", key_ids)
+    for name, ids in (("query_ids", query_ids), ("key_ids", key_ids)):
+        if ids is not None and ids.ndim < 1:
+            raise ValueError(f"{name} must be [T] or [*B, T], got a scalar")
+    return Segments(query_ids, key_ids, padding_id)
+
+
+def from_array(array: AnyArray) -> Mask:
+    """A mask from a boolean array, True = may attend.
+
+    Args:
+        array: bool, broadcastable to `[*B, N, T, S]` by NumPy's rule; `[T, S]` will do.
+
+    Returns:
+        A mask object; the array is its leaf.
+
+    Raises:
+        TypeError: the array is not boolean: a float array is a `bias`, which is added.
+    """
+    as_array("mask", array)
+    if array.dtype != np.bool_:
+        raise TypeError(
+            f"mask must be boolean (True = may attend), got dtype {np.dtype(array.dtype).name}; "
+            "a float array that is added to the scores is a bias: pass it as bias="
+        )
+    missing = (1,) * max(0, 2 - array.ndim)
+    return FromArray(array.reshape(*missing, *array.shape))

@@ -1,0 +1,279 @@
+"""What a mask is: the second of attention's four choices, who may look; and the algebra.
+
+    mask(t, s) = True where query t may attend to key s
+
+A mask answers two questions: which entries of a block (`allowed`), and, from the ranges of a whole
+block's data, whether surely none, surely all or some of them (`decide`). The second is three-valued
+logic, so `&`, `|` and `~` compose both answers. A new mask is one class with these two methods.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.checks import check_count, check_positions
+from attention_jax._core.record import Record
+from attention_jax._core.term import Sides
+
+
+class View(NamedTuple):
+    """What a mask looks at, shaped so that queries run down and keys across.
+
+    `sides.query` leaves are `[..., T, 1]`, `sides.key` leaves `[..., 1, S]`, `sides.pair` leaves
+    `[..., #T, #S]`; positions likewise. In `decide` there are two views, of the least and of the
+    greatest value in each block, with T and S counting blocks.
+    """
+
+    sides: Sides
+    query_positions: Any
+    key_positions: Any
+
+
+class Verdict(NamedTuple):
+    """What is known of a block: may any of its pairs attend, do surely all of them."""
+
+    some: Any
+    every: Any
+
+
+class Lengths(NamedTuple):
+    """The sizes a mask may need to know, and whether positions are the default ones."""
+
+    T: int
+    S: int
+    default_positions: bool = True
+
+
+class Mask(Record):
+    """A boolean function of pairs. Subclasses are frozen dataclasses registered as pytrees."""
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """Data by side: query leaves `[*#B, #N, T]`, key leaves `[*#B, #N, S]`, pairs both."""
+        return Sides()
+
+    def per_head(self) -> "Mask":
+        """What `allowed` reads inside a kernel, each leaf with a leading head axis of size 1 or N.
+
+        Data that `prepare` put into the sides is left out.
+        """
+        return self
+
+    def allowed(self, view: View) -> Any:
+        """Which pairs may attend, broadcastable to `[..., T, S]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no allowed")
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """What the ranges of a block's data tell about it."""
+        return Verdict(True, False)
+
+    def __and__(self, other: object) -> "Mask":
+        """Pairs that both masks allow."""
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: object) -> "Mask":
+        """Pairs that either mask allows."""
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> "Mask":
+        """Pairs that the mask does not allow."""
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        """Refuses `and` / `or` / `not`, which would pick one mask silently."""
+        raise TypeError("combine masks with & | ~, not with and / or / not")
+
+    def to_array(
+        self,
+        T: int,
+        S: int,
+        *,
+        query_positions: AnyArray | None = None,
+        key_positions: AnyArray | None = None,
+    ) -> Array:
+        """The mask as a bool array, `[T, S]` or with its own batch and head axes in front.
+
+        Args:
+            T: number of queries.
+            S: number of keys.
+            query_positions: ints `[T]` or `[*B, T]`; 0..T-1 by default.
+            key_positions: ints `[S]` or `[*B, S]`; 0..S-1 by default.
+
+        Returns:
+            bool, `[T, S]`, `[*B, 1, T, S]` or `[*B, N, T, S]`.
+        """
+        view, _ = self._view(T, S, query_positions, key_positions)
+        allowed = jnp.asarray(self.allowed(view), bool)
+        lead = allowed.shape[:-2]
+        return jnp.broadcast_to(allowed, (*lead, T, S))
+
+    def _view(
+        self, T: int, S: int, query_positions: Any = None, key_positions: Any = None
+    ) -> tuple[View, Lengths]:
+        T, S = check_count("T", T), check_count("S", S)
+        lengths = Lengths(T, S, query_positions is None and key_positions is None)
+        view = View(
+            spread(self.prepare(lengths)),
+            _positions("query_positions", query_positions, T)[..., :, None],
+            _positions("key_positions", key_positions, S)[..., None, :],
+        )
+        rank = max(x.ndim for x in jax.tree.leaves(view))
+        return jax.tree.map(lambda x: x.reshape((1,) * (rank - x.ndim) + x.shape), view), lengths
+
+    def block_map(
+        self,
+        T: int,
+        S: int,
+        block_size: int | tuple[int, int],
+        *,
+        query_positions: AnyArray | None = None,
+        key_positions: AnyArray | None = None,
+    ) -> Any:
+        """Which blocks of the `[T, S]` plane a kernel visits; prints as a picture.
+
+        Args:
+            T: number of queries.
+            S: number of keys.
+            block_size: an int, or a pair (query, key).
+            query_positions: ints `[T]` or `[*B, T]`; 0..T-1 by default.
+            key_positions: ints `[S]` or `[*B, S]`; 0..S-1 by default.
+
+        Returns:
+            A `BlockMap`; its `kinds` are int8 `[..., nT, nS]`: 0 skipped, 1 partial, 2 full.
+        """
+        from attention_jax.masks.block_map import block_map
+
+        view, lengths = self._view(T, S, query_positions, key_positions)
+        return block_map(self, view, lengths, block_size)
+
+    def density(self, T: int, S: int) -> float:
+        """The share of the `[T, S]` pairs that may attend; only partial blocks are looked into."""
+        from attention_jax.masks.block_map import density
+
+        view, lengths = self._view(T, S)
+        return density(self, view, lengths)
+
+
+def _positions(name: str, positions: Any, length: int) -> Any:
+    if positions is None:
+        return np.arange(length, dtype=np.int32)
+    check_positions(name, positions, np.shape(positions)[:-1], length)
+    # batch axes come before a head axis of size 1
+    return positions if np.ndim(positions) == 1 else positions[..., None, :]
+
+
+def spread(sides: Sides) -> Sides:
+    """Query data down, key data across: the shapes that a `View` holds."""
+    return Sides(
+        query=jax.tree.map(lambda x: x[..., :, None], sides.query),
+        key=jax.tree.map(lambda x: x[..., None, :], sides.key),
+        pair=sides.pair,
+    )
+
+
+def _child(view: View, index: int) -> View:
+    sides = Sides(*(side[index] for side in view.sides))
+    return view._replace(sides=sides)
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Pair(Mask):
+    """Two masks, combined."""
+
+    first: Mask
+    second: Mask
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """Both masks' data, side by side."""
+        both = zip(self.first.prepare(lengths), self.second.prepare(lengths), strict=True)
+        return Sides(*both)
+
+    def per_head(self) -> "Pair":
+        """Both masks for one head."""
+        return type(self)(self.first.per_head(), self.second.per_head())
+
+    def _verdicts(self, low: View, high: View) -> tuple[Verdict, Verdict]:
+        return (
+            self.first.decide(_child(low, 0), _child(high, 0)),
+            self.second.decide(_child(low, 1), _child(high, 1)),
+        )
+
+    def _show(self, sign: str) -> str:
+        def part(mask: Mask) -> str:
+            nested = isinstance(mask, Pair) and type(mask) is not type(self)
+            return f"({mask!r})" if nested else repr(mask)
+
+        return f"{part(self.first)} {sign} {part(self.second)}"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class And(Pair):
+    """`first & second`."""
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return self._show("&")
+
+    def allowed(self, view: View) -> Any:
+        """Both."""
+        return self.first.allowed(_child(view, 0)) & self.second.allowed(_child(view, 1))
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """None if either has none; all if both have all."""
+        a, b = self._verdicts(low, high)
+        return Verdict(a.some & b.some, a.every & b.every)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Or(Pair):
+    """`first | second`."""
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return self._show("|")
+
+    def allowed(self, view: View) -> Any:
+        """Either."""
+        return self.first.allowed(_child(view, 0)) | self.second.allowed(_child(view, 1))
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """None if both have none; all if either has all."""
+        a, b = self._verdicts(low, high)
+        return Verdict(a.some | b.some, a.every | b.every)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Not(Mask):
+    """`~mask`."""
+
+    mask: Mask
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"~({self.mask!r})" if isinstance(self.mask, Pair) else f"~{self.mask!r}"
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """As the inner mask."""
+        return self.mask.prepare(lengths)
+
+    def per_head(self) -> "Not":
+        """The inner mask for one head."""
+        return Not(self.mask.per_head())
+
+    def allowed(self, view: View) -> Any:
+        """What the inner mask does not allow."""
+        return self.mask.allowed(view) ^ True
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """Some unless the inner mask has all; all where it has none."""
+        some, every = self.mask.decide(low, high)
+        return Verdict(every ^ True, some ^ True)
+
+
+__all__ = ["And", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View"]

@@ -1,0 +1,249 @@
+"""Masks that follow from positions alone.
+
+They compare absolute positions, 0..T-1 and 0..S-1 unless others are given. None of them holds an
+array, so their block maps are known while tracing.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.checks import check_count
+from attention_jax._core.record import static
+from attention_jax._core.term import Sides
+from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Causal(Mask):
+    """Query at position p sees keys at positions <= p."""
+
+    align: str = static(default="start")
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "causal", {"align": None if self.align == "start" else self.align}
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """How far each query's sight reaches beyond its position."""
+        if self.align == "start":
+            return Sides()
+        if not lengths.default_positions:
+            raise ValueError(
+                'causal(align="end") aligns the last query with the last key and cannot be combined '
+                "with query_positions or key_positions; use causal() with true positions"
+            )
+        return Sides(query=np.full((lengths.T,), lengths.S - lengths.T, np.int32))
+
+    def _reach(self, view: View) -> Any:
+        return view.query_positions + (0 if self.align == "start" else view.sides.query)
+
+    def allowed(self, view: View) -> Any:
+        """`key position <= query position`."""
+        return view.key_positions <= self._reach(view)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the corners of the block."""
+        return Verdict(
+            low.key_positions <= self._reach(high), high.key_positions <= self._reach(low)
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Window(Mask):
+    """Query at position p sees keys at p - left .. p + right; None is no limit."""
+
+    left: int | None = static()
+    right: int | None = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"window({self.left}, {self.right})"
+
+    def allowed(self, view: View) -> Any:
+        """`-left <= key position - query position <= right`."""
+        distance = view.key_positions - view.query_positions
+        inside = distance == distance
+        if self.left is not None:
+            inside = inside & (distance >= -self.left)
+        if self.right is not None:
+            inside = inside & (distance <= self.right)
+        return inside
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the least and greatest distance in the block."""
+        least = low.key_positions - high.query_positions
+        greatest = high.key_positions - low.query_positions
+        some = every = np.True_
+        if self.left is not None:
+            some, every = greatest >= -self.left, least >= -self.left
+        if self.right is not None:
+            some, every = some & (least <= self.right), every & (greatest <= self.right)
+        return Verdict(some, every)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Prefix(Mask):
+    """Every query sees keys at positions below `length`."""
+
+    length: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"prefix({self.length})"
+
+    def allowed(self, view: View) -> Any:
+        """`key position < length`."""
+        return view.key_positions < self.length
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the range of key positions."""
+        return Verdict(low.key_positions < self.length, high.key_positions < self.length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class BlockDiagonal(Mask):
+    """Query and key see each other inside the same run of `size` positions."""
+
+    size: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"block_diagonal({self.size})"
+
+    def allowed(self, view: View) -> Any:
+        """`query position // size == key position // size`."""
+        return view.query_positions // self.size == view.key_positions // self.size
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the runs that the ranges touch."""
+        q_low, q_high = low.query_positions // self.size, high.query_positions // self.size
+        k_low, k_high = low.key_positions // self.size, high.key_positions // self.size
+        overlap = (q_low <= k_high) & (k_low <= q_high)
+        return Verdict(overlap, (q_low == k_high) & (k_low == q_high))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Custom(Mask):
+    """A mask given as a function of positions."""
+
+    function: Any  # a jax.tree_util.Partial
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "custom", {"f": self.function.func}
+
+    def per_head(self) -> "Custom":
+        """The function's own arrays are shared by all heads."""
+        return Custom(jax.tree.map(lambda x: jnp.asarray(x)[None], self.function))
+
+    def allowed(self, view: View) -> Any:
+        """Calls the function and checks what it returns."""
+        allowed = self.function(view.query_positions, view.key_positions)
+        if not hasattr(allowed, "dtype") or allowed.dtype != np.bool_:
+            kind = getattr(allowed, "dtype", type(allowed).__name__)
+            raise TypeError(f"masks.custom(f): f must return a boolean array, got {kind}")
+        shape = jnp.broadcast_shapes(view.query_positions.shape, view.key_positions.shape)
+        if jnp.broadcast_shapes(allowed.shape, shape) != shape:
+            raise ValueError(
+                f"masks.custom(f): f returned shape {list(allowed.shape)} for positions that "
+                f"broadcast to {list(shape)}"
+            )
+        return allowed
+
+
+def causal(align: str = "start") -> Mask:
+    """The causal mask, `s <= t` on absolute positions.
+
+    Args:
+        align: "start" lets query t see keys at positions <= t, as in jax.nn; "end" lets the last
+            query see the last key, `s <= t + S - T`, for default positions only.
+
+    Returns:
+        A mask object.
+
+    Raises:
+        ValueError: any other `align`.
+    """
+    if align not in ("start", "end"):
+        raise ValueError(f'align must be "start" or "end", got {align!r}')
+    return Causal(align)
+
+
+def window(left: int | None, right: int | None) -> Mask:
+    """The sliding window, `p - left <= s <= p + right` for a query at p, itself not counted.
+
+    Args:
+        left: keys seen before the query's position, at least 0; None for all of them.
+        right: keys seen after it; None for all of them. `causal() & window(255, 0)` sees 256 keys.
+
+    Returns:
+        A mask object.
+    """
+    left = left if left is None else check_count("left", left)
+    return Window(left, right if right is None else check_count("right", right))
+
+
+def local(size: int) -> Mask:
+    """The symmetric window: `size // 2` keys on each side of the query's position, and itself.
+
+    Args:
+        size: the articles' window_size, at least 1.
+
+    Returns:
+        A mask object, `window(size // 2, size // 2)`.
+    """
+    half = check_count("size", size, 1) // 2
+    return Window(half, half)
+
+
+def prefix(length: int) -> Mask:
+    """Keys at positions below `length`, for every query.
+
+    `prefix(n) | causal()` is the mask of a prefix language model.
+
+    Args:
+        length: how many positions everyone may see.
+
+    Returns:
+        A mask object.
+
+    References:
+        Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:1910.10683, §3.2.1.
+    """
+    return Prefix(check_count("length", length))
+
+
+def block_diagonal(size: int) -> Mask:
+    """Attention inside consecutive runs of `size` positions, `t // size == s // size`.
+
+    Args:
+        size: positions in a run, at least 1.
+
+    Returns:
+        A mask object.
+    """
+    return BlockDiagonal(check_count("size", size, 1))
+
+
+def custom(f: Callable[[Any, Any], Any]) -> Mask:
+    """A mask of your own, a function of positions.
+
+    Args:
+        f: `f(query_positions, key_positions) -> bool`, elementwise on broadcasting int arrays. A
+            `jax.tree_util.Partial` carries arrays. No block is skipped: what f is on a whole block
+            is not known.
+
+    Returns:
+        A mask object.
+    """
+    if not callable(f):
+        raise TypeError(f"masks.custom(f): f must be callable, got {type(f).__name__}")
+    return Custom(f if isinstance(f, jax.tree_util.Partial) else jax.tree_util.Partial(f))

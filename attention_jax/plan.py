@@ -1,0 +1,168 @@
+"""Which kernel, and why: what `explain` shows and `attend` follows.
+
+One piece of code decides. `choose` asks each candidate's `why_not` in order and keeps the answers;
+`make_plan` adds what can be counted without running: blocks, FLOPs, bytes, derivatives.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from attention_jax._core.numerics import is_concrete, stats_dtype
+from attention_jax.kernels import blockwise, dense
+from attention_jax.kernels.problem import whole_blocks
+from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import tiling
+from attention_jax.masks.block_map import PARTIAL, SKIPPED
+
+
+class Kernel(Protocol):
+    """A kernel module."""
+
+    def why_not(self, request: Request) -> str | None:
+        """What of the request it cannot do, or None."""
+        ...
+
+    def run(self, request: Request) -> Result:
+        """Does it."""
+        ...
+
+
+KERNELS: Mapping[str, Any] = MappingProxyType({"dense": dense, "blockwise": blockwise})
+
+_BELOW_DENSE_PAIRS = 256 * 256  # pairs of one head up to which one block is the whole plane anyway
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `attend` does with a request.
+
+    Attributes:
+        implementation: the kernel that runs.
+        reasons: for every candidate passed over, by name, what it could not do.
+        block_size: (query, key) size of a block.
+        visited: blocks that are computed, partial ones included, summed over the planes of the mask
+            (one plane where it has no batch or head axis); None where the mask is traced.
+        partial: visited blocks in which the mask is evaluated.
+        skipped: blocks that are never touched.
+        flops: of the forward pass's matrix products.
+        temporaries: estimated bytes of the largest intermediate arrays, forward.
+        derivatives: which transformations have a rule.
+    """
+
+    implementation: str
+    reasons: Mapping[str, str]
+    block_size: tuple[int, int]
+    visited: int | None
+    partial: int | None
+    skipped: int | None
+    flops: float
+    temporaries: int
+    derivatives: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """A few lines for a person."""
+        lines = [f"attention by {self.implementation!r}"]
+        if self.visited is None:
+            lines.append(f"  blocks      of {self.block_size}, counted when the mask is known")
+        else:
+            lines.append(
+                f"  blocks      {self.visited} visited ({self.partial} partial), "
+                f"{self.skipped} skipped, of {self.block_size}"
+            )
+        lines += [
+            f"  products    {self.flops / 1e9:.3g} GFLOP forward",
+            f"  temporaries {self.temporaries / 2**20:.3g} MiB forward, estimated",
+            f"  derivatives {', '.join(self.derivatives)}",
+        ]
+        lines += [f"  not {name!r}: {reason}" for name, reason in self.reasons.items()]
+        return "\n".join(lines)
+
+
+class Choice(NamedTuple):
+    """The chosen kernel's name, and why each candidate before it was passed over."""
+
+    implementation: str
+    reasons: dict[str, str]
+
+
+def choose(request: Request, implementation: str | Sequence[str] | None) -> Choice:
+    """The first candidate that can do the whole request.
+
+    Raises:
+        ValueError: a name that does not exist.
+        NotImplementedError: none of the named candidates can; the message says why not, for each.
+    """
+    named = implementation is not None
+    names = _preferred(request) if implementation is None else implementation
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        if name not in KERNELS:
+            raise ValueError(
+                f"implementation must be one of {', '.join(map(repr, KERNELS))}, got {name!r}"
+            )
+    reasons: dict[str, str] = {}
+    for name in names:
+        reason = KERNELS[name].why_not(request)
+        if reason is None:
+            return Choice(name, reasons)
+        reasons[name] = reason
+    if named and not names:
+        raise ValueError("implementation is an empty sequence; give a name, or None for any")
+    told = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
+    raise NotImplementedError(f"no implementation can do this request: {told}")
+
+
+def _preferred(request: Request) -> tuple[str, ...]:
+    layout = request.layout
+    small = layout.T * layout.S <= _BELOW_DENSE_PAIRS and request.block_size is None
+    return ("dense", "blockwise") if small else ("blockwise", "dense")
+
+
+def make_plan(request: Request, implementation: str | Sequence[str] | None) -> Plan:
+    """The choice, and what can be counted without running it."""
+    name, reasons = choose(request, implementation)
+    layout = request.layout
+    block, loop = tiling(request)
+    if name == "dense":
+        block, loop = (max(layout.T, 1), max(layout.S, 1)), False
+    kinds = _kinds(request, block)
+    known = isinstance(kinds, np.ndarray)
+    area = block[0] * block[1] if name != "dense" else layout.T * layout.S
+    heads = int(np.prod((*layout.batch, layout.N), dtype=np.int64))
+    share = float((kinds != SKIPPED).mean()) if known and kinds.size else 1.0
+    pairs = heads * layout.T * layout.S * share
+    item = stats_dtype(request.query.dtype, request.key.dtype).itemsize
+    return Plan(
+        implementation=name,
+        reasons=MappingProxyType(reasons),
+        block_size=block,
+        visited=int((kinds != SKIPPED).sum()) if known else None,
+        partial=int((kinds == PARTIAL).sum()) if known else None,
+        skipped=int((kinds == SKIPPED).sum()) if known else None,
+        flops=2.0 * pairs * (layout.H + layout.V),
+        temporaries=int(item * (2 * area * (1 if loop else heads) + heads * layout.T * layout.V)),
+        derivatives=KERNELS[name].DERIVATIVES,
+    )
+
+
+def _kinds(request: Request, block: tuple[int, int]) -> Any:
+    layout = request.layout
+    hides = request.score.may_hide or (request.bias is not None and request.bias.may_hide)
+    most = whole_blocks(layout, block, may_hide=hides)
+    if request.mask is None or not most.size:
+        return most
+    kinds = request.mask.block_map(
+        layout.T,
+        layout.S,
+        block,
+        query_positions=request.query_positions,
+        key_positions=request.key_positions,
+    ).kinds
+    if not is_concrete(kinds):
+        return kinds
+    kinds = np.asarray(kinds)
+    return np.minimum(kinds, most.reshape((1,) * (kinds.ndim - 2) + most.shape))

@@ -1,0 +1,87 @@
+"""What a score is: the first of attention's four choices, who matches.
+
+    e(t, s) = score(q_t, k_s)
+
+A score is a frozen pytree. Its array parameters are leaves and get gradients; the rest is static.
+A new score is one class with `prepare` and `block` (see `attention_jax._core.term`).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array, Key, Layout, Query
+from attention_jax._core.checks import check_inputs
+from attention_jax._core.mapping import head_axes, map_leading
+from attention_jax._core.term import ArrayBias, Sides, Term
+
+
+class Score(Term):
+    """A similarity of queries and keys, evaluated block by block. `score + bias` adds a bias."""
+
+    def __add__(self, other: object) -> "Score":
+        """The score plus a bias object, another score, or a bias array."""
+        if isinstance(other, (np.ndarray, jax.Array)):
+            other = ArrayBias(other)
+        if not isinstance(other, Term):
+            return NotImplemented
+        return Sum(self, other)
+
+    def __call__(self, query: Query, key: Key) -> Float[Array, "*B N T S"]:
+        """Scores of all pairs, at positions 0..T-1 and 0..S-1, in float32 at least."""
+        layout = check_inputs(query, key)
+        self.check(layout)
+        sides = self.prepare(jnp.swapaxes(query, -2, -3), jnp.swapaxes(key, -2, -3))
+        canonical = head_axes((self.per_head(), sides), layout)
+        query_positions, key_positions = jnp.arange(layout.T), jnp.arange(layout.S)
+
+        def one(parts: tuple[Score, Sides]) -> Array:
+            score, sides = parts
+            return score.block(sides, query_positions, key_positions)
+
+        sizes = (*layout.batch, layout.K, layout.group)
+        scores = map_leading(one, canonical, sizes)
+        return scores.reshape(*layout.batch, layout.N, layout.T, layout.S)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Sum(Score):
+    """`score + bias`: the sum of two terms."""
+
+    score: Term
+    bias: Term
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"{self.score!r} + {self.bias!r}"
+
+    def check(self, layout: Layout) -> None:
+        """Both terms must fit."""
+        self.score.check(layout)
+        self.bias.check(layout)
+
+    def prepare(self, query: Array, key: Array) -> Sides:
+        """The two terms' data, side by side."""
+        pairs = zip(self.score.prepare(query, key), self.bias.prepare(query, key), strict=True)
+        return Sides(*pairs)
+
+    def per_head(self) -> "Sum":
+        """Both terms for one head."""
+        return Sum(self.score.per_head(), self.bias.per_head())
+
+    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
+        """The sum of the two blocks."""
+        first, second = (Sides(*side) for side in zip(*sides, strict=True))
+        score = self.score.block(first, query_positions, key_positions)
+        bias = self.bias.block(second, query_positions, key_positions)
+        dtype = jnp.promote_types(score.dtype, bias.dtype)
+        return score.astype(dtype) + bias.astype(dtype)
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether either term may be -inf."""
+        return self.score.may_hide or self.bias.may_hide

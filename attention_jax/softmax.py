@@ -1,0 +1,79 @@
+"""The masked softmax, whole and online.
+
+    p_s = exp(x_s - lse),  lse = ln Σ_s exp(x_s),  over visible s only
+
+Masked logits are replaced before exp, not after, so neither value nor gradient can see them. A row
+with nothing visible has weights 0 and lse -inf.
+
+References:
+    Milakov, Gimelshein 2018, "Online normalizer calculation for softmax", arXiv:1805.02867.
+    Rabe, Staats 2021, "Self-attention Does Not Need O(n²) Memory", arXiv:2112.05682.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from attention_jax._core.numerics import NEG_INF, stats_dtype
+
+
+class Stats(NamedTuple):
+    """Statistics of each row of weights, `[*B, N, T]`, float32 (float64 for float64 inputs).
+
+    Attributes:
+        lse: log-sum-exp of the row's visible logits, natural log; -inf for an empty row.
+        entropy: `-Σ p ln p` in nats; 0 for an empty row.
+        max_logit: the largest visible logit; -inf for an empty row. Its gradient goes to the first
+            key that attains it.
+    """
+
+    lse: Array
+    entropy: Array
+    max_logit: Array
+
+
+def masked_softmax(
+    logits: Float[Array, "*shape"],
+    mask: Bool[Array, "*mask"] | None = None,
+    axis: int = -1,
+) -> Float[Array, "*shape"]:
+    """The softmax over visible entries; rows sum to 1, or to 0 where nothing is visible.
+
+    Args:
+        logits: floating; computed in float32 at least. An entry of -inf is invisible.
+        mask: bool, broadcastable to `logits`, True = visible.
+        axis: the axis that is normalised.
+
+    Returns:
+        Weights with the dtype of `logits`.
+
+    Raises:
+        TypeError: `mask` is not boolean.
+    """
+    x = jnp.asarray(logits)
+    if mask is not None:
+        if mask.dtype != np.bool_:
+            raise TypeError(f"mask must be boolean, got dtype {np.dtype(mask.dtype).name}")
+        mask = jnp.broadcast_to(jnp.asarray(mask), x.shape)
+    _, weights = log_sum_exp(x.astype(stats_dtype(x.dtype)), mask, axis)
+    return weights.astype(x.dtype)
+
+
+def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array, Array]:
+    """`(lse, weights)` of rows; `visible` of None means every finite or NaN entry."""
+    visible = x != NEG_INF if visible is None else visible & (x != NEG_INF)
+    x = jnp.where(visible, x, 0)
+    if x.shape[axis] == 0:
+        shape = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
+        return jnp.full(shape, NEG_INF, x.dtype), x
+    top = jnp.max(x, axis=axis, keepdims=True, where=visible, initial=NEG_INF)
+    top = jax.lax.stop_gradient(jnp.where(top == NEG_INF, 0, top))
+    powers = jnp.where(visible, jnp.exp(jnp.where(visible, x - top, 0)), 0)
+    total = jnp.sum(powers, axis=axis, keepdims=True)
+    empty = total == 0
+    weights = powers / jnp.where(empty, 1, total)
+    lse = jnp.where(empty, NEG_INF, top + jnp.log(jnp.where(empty, 1, total)))
+    return jnp.squeeze(lse, axis), weights
