@@ -110,18 +110,11 @@ def _parts(total: int, shares: dict[tuple[int, int], float]) -> dict[tuple[int, 
     return counts
 
 
-def load_grammar(
-    *,
-    seed: int,
-    train_size: int | None = None,
-    valid_size: int | None = None,
-    test_size: int | None = None,
-) -> Dataset:
-    """The grammar as a data set; sizes as in :func:`experiments.data.load`."""
-    train_size = train_size or TRAIN_SIZE
-    train = _take(seed, "train", _parts(train_size, TRAIN_SHARES))
-    valid = _held_out("valid", valid_size or VALID_SIZE)
-    test = _held_out("test", test_size or TEST_SIZE)
+def load_grammar(*, seed: int, sizes: dict[Split, int | None]) -> Dataset:
+    """The grammar as a data set; arguments as in :func:`experiments.data.load`."""
+    train = _take(seed, "train", _parts(sizes.get("train") or TRAIN_SIZE, TRAIN_SHARES))
+    valid = _held_out("valid", sizes.get("valid") or VALID_SIZE)
+    test = _held_out("test", sizes.get("test") or TEST_SIZE)
     provenance = (
         f"Made on the spot by a synchronous English-German grammar (seed {seed}): verb-final "
         "clauses, separable verbs, agreement in gender, case and number, relative clauses, gold "

@@ -167,6 +167,7 @@ class PieceTokenizer(Tokenizer):
             vocab_size=size,
             hard_vocab_limit=False,
             character_coverage=0.9995,
+            normalization_rule_name="identity",  # or Chinese commas would become Latin ones
             pad_id=PAD,
             bos_id=BOS,
             eos_id=EOS,
