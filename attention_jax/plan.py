@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from attention_jax._core.numerics import is_concrete, stats_dtype
-from attention_jax.kernels import blockwise, dense
+from attention_jax.kernels import blockwise, dense, flash
 from attention_jax.kernels.problem import whole_blocks
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
@@ -31,7 +31,7 @@ class Kernel(Protocol):
         ...
 
 
-KERNELS: Mapping[str, Any] = MappingProxyType({"dense": dense, "blockwise": blockwise})
+KERNELS: Mapping[str, Any] = MappingProxyType({"dense": dense, "blockwise": blockwise, "flash": flash})
 
 _BELOW_DENSE_PAIRS = 256 * 256  # pairs of one head up to which one block is the whole plane anyway
 
