@@ -1,0 +1,125 @@
+"""The rules for arguments that every module follows, whichever flavour it comes in."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import masks
+from attention_jax._core.axes import AnyArray
+from attention_jax._core.checks import check_count
+from attention_jax.masks import Mask
+
+AnyMask = Mask | AnyArray | None
+
+
+def head_depth(features: int, num_heads: int, num_kv_heads: int) -> int:
+    """The depth of one head, H = D // N.
+
+    Args:
+        features: D, the width that the heads share.
+        num_heads: N, query heads.
+        num_kv_heads: K, key/value heads.
+
+    Raises:
+        ValueError: If D is not a multiple of N, or N is not a multiple of K.
+    """
+    check_count("qkv_features", features, 1)
+    check_count("num_heads", num_heads, 1)
+    check_count("num_kv_heads", num_kv_heads, 1)
+    if features % num_heads:
+        raise ValueError(
+            f"qkv_features {features} (D) must be a multiple of num_heads {num_heads} (N)"
+        )
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads {num_heads} (N) must be a multiple of num_kv_heads {num_kv_heads} (K)"
+        )
+    return features // num_heads
+
+
+def check_choice(name: str, value: str, *choices: str) -> str:
+    """`value`, if it is one of the choices.
+
+    Raises:
+        ValueError: If it is not; the message lists them.
+    """
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}")
+    return value
+
+
+def check_width(name: str, x: AnyArray, features: int, letters: str) -> None:
+    """Raises a ValueError unless `x` is `[..., length, features]`.
+
+    Args:
+        name: The argument's name.
+        x: The argument.
+        features: What its last axis must be.
+        letters: The shape in letters, for the message.
+    """
+    shape = tuple(np.shape(x))
+    if len(shape) < 2 or shape[-1] != features:
+        raise ValueError(
+            f"{name} must be {letters} with {features} features in its last axis, "
+            f"got shape {list(shape)}"
+        )
+
+
+def as_mask(mask: AnyMask) -> Mask | None:
+    """A mask object for whatever may stand for a mask.
+
+    Raises:
+        TypeError: If an array is not boolean.
+    """
+    return mask if mask is None or isinstance(mask, Mask) else masks.from_array(mask)
+
+
+def combine(*given: AnyMask) -> Mask | None:
+    """All the masks at once: a pair is seen where every one of them lets it be seen.
+
+    Args:
+        *given: Mask objects, boolean arrays that broadcast to `[*B, N, T, S]`, or None.
+
+    Returns:
+        Their conjunction; None where none was given.
+    """
+    combined = None
+    for mask in map(as_mask, given):
+        if mask is not None:
+            combined = mask if combined is None else combined & mask
+    return combined
+
+
+def token_mask(name: str, mask: AnyMask, shape: tuple[int, ...]) -> Mask | None:
+    """The mask of keys that a mask of tokens stands for.
+
+    Args:
+        name: The argument's name.
+        mask: A mask object; or a boolean array, `[*B, L]`, True for a real token; or one that is
+            a mask of pairs already, `[*#B, #N, #T, #L]`.
+        shape: The shape of the ids it belongs to, `[*B, L]`.
+
+    Returns:
+        A mask that lets every query see the real tokens.
+
+    Raises:
+        ValueError: If an array has neither of the two shapes.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    given = tuple(np.shape(mask))
+    if given == tuple(shape):
+        return masks.from_array(jnp.asarray(mask)[..., None, None, :])
+    if len(given) == len(shape) + 2:
+        return masks.from_array(mask)
+    raise ValueError(
+        f"{name} has shape {list(given)}: it must be that of the tokens, {list(shape)}, "
+        f"or that of a mask of pairs with {len(shape) + 2} axes [*B, N, T, S]"
+    )
+
+
+def cast(x: AnyArray, dtype: Any) -> AnyArray:
+    """`x` in the module's dtype; as it is where the module has none."""
+    return x if dtype is None else jnp.asarray(x).astype(dtype)

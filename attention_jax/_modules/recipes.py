@@ -1,0 +1,303 @@
+"""Scores with parameters still to be made: what to draw, and how to build the score from it.
+
+A score object of `attention_jax.scores` holds its arrays. A layer has none yet when it is written
+down, and wants to own them, so that they are initialised, saved and trained with the rest. A recipe
+is the part that comes before: for the sizes of a layer it names the parameters and draws their
+first values, and for any values of them it builds the score.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import scores
+from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.checks import check_count
+from attention_jax.scores import Score
+
+Initializer = Callable[[Array, tuple[int, ...], Any], Array]
+Draw = Callable[[Array], Array]
+
+KERNEL_INIT: Initializer = jax.nn.initializers.lecun_normal()
+BIAS_INIT: Initializer = jax.nn.initializers.zeros
+
+
+class Sizes(NamedTuple):
+    """What a recipe must know of the layer.
+
+    Attributes:
+        num_heads: N, query heads.
+        query_depth: H, depth of one query head.
+        key_depth: Hk, depth of one key head.
+        param_dtype: The dtype of the parameters.
+        kernel_init: The layer's initialiser for kernels `[inputs, outputs]`.
+    """
+
+    num_heads: int
+    query_depth: int
+    key_depth: int
+    param_dtype: Any = jnp.float32
+    kernel_init: Initializer = KERNEL_INIT
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreRecipe:
+    """A score whose parameters the layer makes and owns.
+
+    Subclasses are frozen: two layers with equal recipes have equal structure, so that a compiled
+    function serves both.
+    """
+
+    def bare(self) -> "ScoreRecipe":
+        """The part that `build` needs, without arrays: what a layer keeps."""
+        return self
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """For each parameter by name, a function from a PRNG key to its first value."""
+        del sizes
+        return {}
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """The score with these values of its parameters."""
+        raise NotImplementedError(f"{type(self).__name__} has no build")
+
+
+def positive(raw: AnyArray) -> Array:
+    """A scale that no raw value makes negative or zero.
+
+        scale = softplus(raw) + 1e-4
+
+    It is linear where it is large and its gradient lies in [0, 1], so an extreme raw value neither
+    flips a preference nor blows a gradient up, as exp would.
+    """
+    return jax.nn.softplus(jnp.asarray(raw)) + _FLOOR
+
+
+def positive_inverse(scale: AnyArray) -> Array:
+    """The raw value for which `positive` gives `scale` (> 1e-4)."""
+    shifted = jnp.asarray(scale) - _FLOOR
+    return shifted + jnp.log(-jnp.expm1(-shifted))
+
+
+_FLOOR = 1e-4
+
+
+def _kernels(sizes: Sizes, heads: int | None, inputs: int, outputs: int) -> Draw:
+    """Draws `[inputs, outputs]`, or `[N, inputs, outputs]`, every head with the same fan-in."""
+
+    def draw(key: Array) -> Array:
+        columns = outputs if heads is None else heads * outputs
+        flat = sizes.kernel_init(key, (inputs, columns), sizes.param_dtype)
+        if heads is None:
+            return flat
+        return jnp.moveaxis(flat.reshape(inputs, heads, outputs), 1, 0)
+
+    return draw
+
+
+def _vectors(sizes: Sizes, heads: int | None, length: int) -> Draw:
+    """Draws `[length]`, or one for each head, `[N, length]`, of fan-in `length`."""
+    matrices = _kernels(sizes, heads, length, 1)
+    return lambda key: matrices(key)[..., 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot(ScoreRecipe):
+    """The unscaled dot product; it has no parameters."""
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.dot()`."""
+        del values
+        return scores.dot()
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledDot(ScoreRecipe):
+    """The dot product times a fixed scale, 1/√H by default; it has no parameters."""
+
+    scale: float | None = None
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.scaled_dot(scale)`."""
+        del values
+        return scores.scaled_dot() if self.scale is None else scores.scaled_dot(self.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class General(ScoreRecipe):
+    """The bilinear score, with a weight that starts at the variance of the scaled dot product."""
+
+    shared: bool = False
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """`weight`, `[N, H, Hk]`, or `[H, Hk]` where the heads share it."""
+        heads = None if self.shared else sizes.num_heads
+        draw = _kernels(sizes, heads, sizes.query_depth, sizes.key_depth)
+        return {"weight": lambda key: draw(key) * sizes.key_depth**-0.5}
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.general(weight)`."""
+        return scores.general(values["weight"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hidden(ScoreRecipe):
+    """What the two scores with a hidden layer have in common."""
+
+    hidden_features: int | None = None
+    shared: bool = False
+    activation: Callable[[Array], Array] = jnp.tanh
+
+    def __post_init__(self) -> None:
+        if self.hidden_features is not None:
+            check_count("hidden_features", self.hidden_features, 1)
+
+    def _width(self, sizes: Sizes) -> int:
+        return sizes.query_depth if self.hidden_features is None else self.hidden_features
+
+    def _heads(self, sizes: Sizes) -> int | None:
+        return None if self.shared else sizes.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive(_Hidden):
+    """The additive score of a two-layer network, its first layer split between query and key."""
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """`w_query [N?, H, A]`, `w_key [N?, Hk, A]`, `v [N?, A]`."""
+        heads, width = self._heads(sizes), self._width(sizes)
+        return {
+            "w_query": _kernels(sizes, heads, sizes.query_depth, width),
+            "w_key": _kernels(sizes, heads, sizes.key_depth, width),
+            "v": _vectors(sizes, heads, width),
+        }
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.additive(w_query, w_key, v)`."""
+        return scores.additive(
+            values["w_query"], values["w_key"], values["v"], activation=self.activation
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat(_Hidden):
+    """The additive score written with one weight for the concatenated query and key."""
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """`weight [N?, H + Hk, A]`, `v [N?, A]`."""
+        heads, width = self._heads(sizes), self._width(sizes)
+        return {
+            "weight": _kernels(sizes, heads, sizes.query_depth + sizes.key_depth, width),
+            "v": _vectors(sizes, heads, width),
+        }
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.concat(weight, v)`."""
+        return scores.concat(values["weight"], values["v"], activation=self.activation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(ScoreRecipe):
+    """Cosine similarity with a learned scale for each head, positive whatever the raw value."""
+
+    initial_scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.initial_scale > _FLOOR:
+            raise ValueError(f"initial_scale must be above {_FLOOR}, got {self.initial_scale}")
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """`raw_scale [N]`, from which `positive` makes the scale."""
+        shape, dtype = (sizes.num_heads,), sizes.param_dtype
+        start = positive_inverse(jnp.asarray(self.initial_scale, jnp.float32))
+        return {"raw_scale": lambda key: jnp.full(shape, start.astype(dtype))}
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.cosine(scale)`."""
+        return scores.cosine(positive(values["raw_scale"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(ScoreRecipe):
+    """A score object that was there before the layer: its arrays are the first values.
+
+    Attributes:
+        structure: The tree of the object.
+        names: For each leaf the name of its parameter; empty for a leaf that is no array.
+        rest: For each leaf that is no array the leaf, which stays as it is.
+        arrays: The arrays by name; only until the layer has taken them.
+    """
+
+    structure: Any
+    names: tuple[str, ...]
+    rest: tuple[Any, ...]
+    arrays: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, score: Score) -> "Given":
+        """The recipe that makes `score` again."""
+        paths, structure = jax.tree_util.tree_flatten_with_path(score)
+        names = tuple(
+            jax.tree_util.keystr(path, simple=True, separator="_") if hasattr(leaf, "dtype") else ""
+            for path, leaf in paths
+        )
+        leaves = [leaf for _, leaf in paths]
+        rest = tuple(None if name else leaf for name, leaf in zip(names, leaves, strict=True))
+        arrays = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name}
+        return cls(structure, names, rest, arrays)
+
+    def bare(self) -> "Given":
+        """The recipe without the arrays."""
+        return dataclasses.replace(self, arrays={})
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """The arrays of the score, each under its path in the object."""
+        del sizes
+        return {
+            name: lambda key, array=array: jnp.asarray(array) for name, array in self.arrays.items()
+        }
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """The score with these arrays in it."""
+        return self.structure.unflatten(
+            [
+                values[name] if name else leaf
+                for name, leaf in zip(self.names, self.rest, strict=True)
+            ]
+        )
+
+
+NAMED: dict[str, ScoreRecipe] = {
+    "dot": Dot(),
+    "scaled_dot": ScaledDot(),
+    "general": General(),
+    "additive": Additive(),
+    "concat": Concat(),
+    "cosine": Cosine(),
+}
+
+
+def recipe(score: Score | ScoreRecipe | str | None) -> ScoreRecipe:
+    """The recipe that a `score=` argument stands for.
+
+    Args:
+        score: A score object, a recipe, one of the names of `NAMED`, or None for "scaled_dot".
+
+    Raises:
+        ValueError: If a name is not known; the message lists those that are.
+        TypeError: If it is none of these.
+    """
+    if score is None:
+        return ScaledDot()
+    if isinstance(score, ScoreRecipe):
+        return score
+    if isinstance(score, Score):
+        return Given.of(score)
+    if isinstance(score, str):
+        if score not in NAMED:
+            raise ValueError(f"unknown score {score!r}: the names are {', '.join(NAMED)}")
+        return NAMED[score]
+    raise TypeError(f"score must be a Score, a score recipe or a name, got {type(score).__name__}")

@@ -1,0 +1,21 @@
+"""Flax NNX modules over the engine: Flax's names, any score, any mask.
+
+Imported by name, `from attention_jax import nnx`: the library itself does not need Flax.
+"""
+
+from attention_jax.nnx.additive import AdditiveAttention as AdditiveAttention
+from attention_jax.nnx.attention import MultiHeadAttention as MultiHeadAttention
+from attention_jax.nnx.decode import greedy_decode as greedy_decode
+from attention_jax.nnx.layers import TransformerDecoderLayer as TransformerDecoderLayer
+from attention_jax.nnx.layers import TransformerEncoderLayer as TransformerEncoderLayer
+from attention_jax.nnx.mean import MeanAttention as MeanAttention
+from attention_jax.nnx.parts import FeedForward as FeedForward
+from attention_jax.nnx.scores import additive as additive
+from attention_jax.nnx.scores import concat as concat
+from attention_jax.nnx.scores import cosine as cosine
+from attention_jax.nnx.scores import dot as dot
+from attention_jax.nnx.scores import general as general
+from attention_jax.nnx.scores import scaled_dot as scaled_dot
+from attention_jax.nnx.stacks import TransformerDecoder as TransformerDecoder
+from attention_jax.nnx.stacks import TransformerEncoder as TransformerEncoder
+from attention_jax.nnx.transformer import Transformer as Transformer

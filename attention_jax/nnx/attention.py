@@ -1,0 +1,271 @@
+"""Multi-head attention with any score, any mask and the engine's memory, under Flax's names."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float
+
+from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.checks import check_count
+from attention_jax._modules.arguments import AnyMask, check_width, head_depth
+from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
+from attention_jax.nnx.base import AttentionLayer
+from attention_jax.nnx.norm import LayerNorm
+from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.scores import AnyScore, ScoreParameters
+from attention_jax.softmax import Stats
+
+
+class MultiHeadAttention(AttentionLayer):
+    """Multi-head attention: N attentions side by side, each on its own projections.
+
+        out = Σ_n  attend(x_q W_n^query, x_k W_n^key, x_v W_n^value) W_n^out
+
+    Names, shapes and initialisation are those of `flax.nnx.MultiHeadAttention`: a checkpoint of
+    either loads into the other, and outputs are equal. It differs in what it adds, and in three
+    promises: a query that may see nothing gets 0, masked keys and values do not matter even when
+    they are NaN, and dropout is independent for each batch entry and head unless asked otherwise.
+
+    Args:
+        num_heads: N, the number of query heads.
+        in_features: Width of `inputs_q`.
+        qkv_features: D, the width that the heads share, a multiple of N; None is `in_features`.
+        out_features: Width of the output; None is `in_features`.
+        num_kv_heads: K, the number of key/value heads, of which N is a multiple; None is N. Query
+            head n uses key/value head n // (N // K).
+        in_kv_features: Width of `inputs_k` and `inputs_v`; None is `in_features`.
+        dtype: Dtype of the computation; None follows the inputs and the parameters.
+        param_dtype: Dtype of the parameters.
+        broadcast_dropout: One dropout mask `[T, S]` for all batch entries and heads.
+        dropout_rate: Probability that a weight is dropped in training, in [0, 1).
+        deterministic: Whether to leave dropout out, unless the call says otherwise.
+        precision: As in `jax.lax.Precision`, for every matrix product.
+        kernel_init: Initialiser of the kernels, and of the score's.
+        out_kernel_init: That of the output kernel; None is `kernel_init`.
+        bias_init: Initialiser of the biases.
+        out_bias_init: That of the output bias; None is `bias_init`.
+        use_bias: Whether the projections have biases.
+        normalize_qk: Whether queries and keys go through a LayerNorm each, without bias.
+        score: A score object, whose float arrays train from then on; a recipe such as
+            `attention_jax.nnx.additive(32)`; a name ("dot", "scaled_dot", "general", "additive",
+            "concat", "cosine"); a function `(num_heads, head_dim, rngs) -> Score`; None is the
+            scaled dot product.
+        mask: A mask object or boolean array that holds in every call.
+        implementation: As in `attention_jax.attend`.
+        block_size: As in `attention_jax.attend`.
+        rngs: Streams for the parameters and, with a rate, "dropout".
+
+    Raises:
+        ValueError: If a width is no multiple of the heads, or N of K, a rate lies outside [0, 1),
+            or a score's name is unknown.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import attention_jax as aj
+        >>> from attention_jax.nnx import MultiHeadAttention, additive
+        >>> layer = MultiHeadAttention(
+        ...     4, 16, score=additive(8), mask=aj.masks.causal(), rngs=nnx.Rngs(0)
+        ... )
+        >>> x = jnp.ones((2, 7, 16))
+        >>> layer(x).shape, layer.attention_weights(x).shape
+        ((2, 7, 16), (2, 4, 7, 7))
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.2.2.
+        Ainslie et al. 2023, "GQA", arXiv:2305.13245, §2.2 (`num_kv_heads`).
+        Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters",
+        arXiv:2302.05442, §2.1 (`normalize_qk`).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        broadcast_dropout: bool = False,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: Any = None,
+        kernel_init: Initializer = KERNEL_INIT,
+        out_kernel_init: Initializer | None = None,
+        bias_init: Initializer = BIAS_INIT,
+        out_bias_init: Initializer | None = None,
+        use_bias: bool = True,
+        normalize_qk: bool = False,
+        score: AnyScore = None,
+        mask: AnyMask = None,
+        implementation: str | tuple[str, ...] | None = None,
+        block_size: int | tuple[int, int] | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.num_heads = num_heads
+        self.in_features = check_count("in_features", in_features, 1)
+        self.qkv_features = in_features if qkv_features is None else qkv_features
+        self.out_features = in_features if out_features is None else out_features
+        self.in_kv_features = in_features if in_kv_features is None else in_kv_features
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_count("out_features", self.out_features, 1)
+        check_count("in_kv_features", self.in_kv_features, 1)
+        self.head_dim = head_depth(self.qkv_features, self.num_heads, self.num_kv_heads)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.normalize_qk = normalize_qk
+        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        options = {"use_bias": use_bias, "precision": precision, "rngs": rngs, **dtypes}
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        # Order matters: from the same seed Flax draws the same numbers.
+        self.query = nnx.LinearGeneral(in_features, heads, **inits, **options)
+        self.key = nnx.LinearGeneral(self.in_kv_features, kv_heads, **inits, **options)
+        self.value = nnx.LinearGeneral(self.in_kv_features, kv_heads, **inits, **options)
+        self.query_ln: LayerNorm | None = nnx.data(None)
+        self.key_ln: LayerNorm | None = nnx.data(None)
+        if normalize_qk:
+            self.query_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
+            self.key_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
+        self.out = nnx.LinearGeneral(
+            heads,
+            self.out_features,
+            axis=(-2, -1),
+            kernel_init=kernel_init if out_kernel_init is None else out_kernel_init,
+            bias_init=bias_init if out_bias_init is None else out_bias_init,
+            **options,
+        )
+        self._settle(
+            mask=mask,
+            dropout_rate=dropout_rate,
+            broadcast_dropout=broadcast_dropout,
+            deterministic=deterministic,
+            precision=precision,
+            implementation=implementation,
+            block_size=block_size,
+            rngs=rngs,
+        )
+        sizes = Sizes(num_heads, self.head_dim, self.head_dim, param_dtype, kernel_init)
+        self.score = ScoreParameters(score, sizes, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        inputs_q: Float[AnyArray, "*B T Dq"],
+        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
+        inputs_v: Float[AnyArray, "*B S Dk"] | None = None,
+        *,
+        mask: AnyMask = None,
+        bias: Any = None,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> Float[Array, "*B T out"]:
+        """The attention of `inputs_q` to `inputs_k` and `inputs_v`.
+
+        Args:
+            inputs_q: `[*B, T, in_features]`.
+            inputs_k: `[*B, S, in_kv_features]`; None is `inputs_q`.
+            inputs_v: `[*B, S, in_kv_features]`; None is `inputs_k`.
+            mask: A mask object or boolean array, True where a query may see a key; both this one
+                and the layer's own must allow a pair.
+            bias: Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            rngs: Where the dropout key comes from; wins over the layer's own stream.
+
+        Returns:
+            `[*B, T, out_features]`.
+
+        Raises:
+            ValueError: If shapes do not fit, or in training there is no randomness.
+            TypeError: If a mask array is not boolean.
+        """
+        result = self._run(
+            *self._project(inputs_q, inputs_k, inputs_v),
+            mask=mask,
+            bias=bias,
+            deterministic=deterministic,
+            rngs=rngs,
+        )
+        return self.out(result.out)
+
+    def with_stats(
+        self,
+        inputs_q: Float[AnyArray, "*B T Dq"],
+        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
+        inputs_v: Float[AnyArray, "*B S Dk"] | None = None,
+        *,
+        mask: AnyMask = None,
+        bias: Any = None,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> tuple[Float[Array, "*B T out"], Stats]:
+        """The output, and each row's lse, entropy and largest logit; nothing of size T·S is kept.
+
+        Args:
+            inputs_q: As in the call; so are the others.
+            inputs_k: As in the call.
+            inputs_v: As in the call.
+            mask: As in the call.
+            bias: As in the call.
+            deterministic: As in the call.
+            rngs: As in the call.
+
+        Returns:
+            The output `[*B, T, out_features]`, and statistics `[*B, N, T]`, before dropout.
+        """
+        out, stats = self._run_with_stats(
+            *self._project(inputs_q, inputs_k, inputs_v),
+            mask=mask,
+            bias=bias,
+            deterministic=deterministic,
+            rngs=rngs,
+        )
+        return self.out(out), stats
+
+    def attention_weights(
+        self,
+        inputs_q: Float[AnyArray, "*B T Dq"],
+        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
+        *,
+        mask: AnyMask = None,
+        bias: Any = None,
+    ) -> Float[Array, "*B N T S"]:
+        """The weights, before dropout: rows sum to 1, or to 0 where a query may see nothing.
+
+        Args:
+            inputs_q: As in the call; so are the others.
+            inputs_k: As in the call.
+            mask: As in the call.
+            bias: As in the call.
+
+        Returns:
+            `[*B, N, T, S]`.
+        """
+        query, key = self._query_key(inputs_q, inputs_q if inputs_k is None else inputs_k)
+        return self._weights(query, key, mask=mask, bias=bias)
+
+    def _query_key(self, inputs_q: AnyArray, inputs_k: AnyArray) -> tuple[Array, Array]:
+        check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
+        check_width("inputs_k", inputs_k, self.in_kv_features, "[*B, S, in_kv_features]")
+        query, key = self.query(inputs_q), self.key(inputs_k)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        return query, key
+
+    def _project(
+        self, inputs_q: AnyArray, inputs_k: AnyArray | None, inputs_v: AnyArray | None
+    ) -> tuple[Array, Array, Array]:
+        if inputs_k is None:
+            if inputs_v is not None:
+                raise ValueError(
+                    "inputs_v without inputs_k: give what the keys are made of as inputs_k"
+                )
+            inputs_k = inputs_q
+        if inputs_v is None:
+            inputs_v = inputs_k
+        check_width("inputs_v", inputs_v, self.in_kv_features, "[*B, S, in_kv_features]")
+        return (*self._query_key(inputs_q, inputs_k), self.value(inputs_v))

@@ -1,0 +1,142 @@
+"""What the layers of a Transformer are assembled from."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float
+
+from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.checks import check_count
+from attention_jax._modules.arguments import AnyMask
+from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax.nnx.attention import MultiHeadAttention
+from attention_jax.nnx.mean import MeanAttention
+from attention_jax.nnx.norm import LayerNorm
+from attention_jax.nnx.randomness import Dropout
+from attention_jax.nnx.scores import AnyScore
+
+Activation = Callable[[Array], Array]
+
+
+class FeedForward(nnx.Module):
+    """The position-wise network, `y = W_2 f(W_1 x + b_1) + b_2`.
+
+    Args:
+        in_features: D, width of input and output.
+        mlp_features: Width of the hidden layer.
+        activation: f, an elementwise function.
+        dtype: Dtype of the computation; None follows the inputs and the parameters.
+        param_dtype: Dtype of the parameters.
+        precision: As in `jax.lax.Precision`.
+        kernel_init: Initialiser of the kernels.
+        bias_init: Initialiser of the biases.
+        use_bias: Whether there are biases.
+        rngs: A stream for the parameters.
+
+    References:
+        Vaswani et al. 2017, arXiv:1706.03762, eq. 2.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        mlp_features: int,
+        *,
+        activation: Activation = jax.nn.relu,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        kernel_init: Initializer = KERNEL_INIT,
+        bias_init: Initializer = BIAS_INIT,
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        check_count("in_features", in_features, 1)
+        check_count("mlp_features", mlp_features, 1)
+        self.activation = activation
+        options = {
+            "use_bias": use_bias,
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "precision": precision,
+            "kernel_init": kernel_init,
+            "bias_init": bias_init,
+            "rngs": rngs,
+        }
+        self.hidden = nnx.Linear(in_features, mlp_features, **options)
+        self.out = nnx.Linear(mlp_features, in_features, **options)
+
+    def __call__(self, x: Float[AnyArray, "*B T D"]) -> Float[Array, "*B T D"]:
+        """The network at every position.
+
+        Args:
+            x: `[*B, T, in_features]`.
+        """
+        return self.out(self.activation(self.hidden(x)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the layers of a Transformer are assembled from, with the options all parts share."""
+
+    num_heads: int
+    in_features: int
+    mlp_features: int
+    activation: Activation = jax.nn.relu
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    num_kv_heads: int | None = None
+    normalize_qk: bool = False
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Initializer = KERNEL_INIT
+    bias_init: Initializer = BIAS_INIT
+    use_bias: bool = True
+    implementation: str | tuple[str, ...] | None = None
+    block_size: int | tuple[int, int] | None = None
+    rngs: nnx.Rngs
+
+    def _take(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+    def _linear(self) -> dict[str, Any]:
+        inits = self._take("kernel_init", "bias_init", "use_bias")
+        return {**inits, **self._take("dtype", "param_dtype", "precision", "rngs")}
+
+    def attention(self, score: AnyScore, mask: AnyMask = None) -> MultiHeadAttention:
+        """An attention with `score`, under `mask` in every call."""
+        return MultiHeadAttention(
+            self.num_heads,
+            self.in_features,
+            score=score,
+            mask=mask,
+            dropout_rate=self.attention_dropout_rate,
+            **self._take("num_kv_heads", "normalize_qk", "deterministic"),
+            **self._take("implementation", "block_size"),
+            **self._linear(),
+        )
+
+    def mean(self) -> MeanAttention:
+        """What stands in attention's place to see what it is worth."""
+        how = self._take("implementation", "block_size")
+        return MeanAttention(self.in_features, **how, **self._linear())
+
+    def feed_forward(self) -> FeedForward:
+        """The network."""
+        sizes = self._take("in_features", "mlp_features", "activation")
+        return FeedForward(**sizes, **self._linear())
+
+    def layer_norm(self) -> LayerNorm:
+        """A LayerNorm over the features."""
+        return LayerNorm(self.in_features, **self._take("dtype", "param_dtype", "rngs"))
+
+    def dropout(self, name: str) -> Dropout:
+        """Dropout for the layer `name`."""
+        flags = self._take("deterministic", "rngs")
+        return Dropout(self.dropout_rate, name=name, **flags)

@@ -1,0 +1,96 @@
+"""When a layer drops something out, and which key it uses: the rules of Flax, said once.
+
+A flag given in the call wins over the one given at construction; `train()` and `eval()` set the
+latter. A stream given in the call wins over the one forked at construction. Without a rate neither
+is looked at.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_rate
+
+AnyRngs = nnx.Rngs | nnx.RngStream | None
+
+
+def fork_stream(rngs: nnx.Rngs, rate: float) -> nnx.RngStream | None:
+    """A "dropout" stream for a layer to keep; None where it needs none or `rngs` has none."""
+    if rate == 0.0 or not ("dropout" in rngs or "default" in rngs):
+        return None
+    return rngs.dropout.fork()
+
+
+def is_training(name: str, rate: float, call: bool | None, constructed: bool | None) -> bool:
+    """Whether a layer drops anything out now.
+
+    Args:
+        name: The layer's name, for the message.
+        rate: Its dropout rate.
+        call: `deterministic` as given in the call.
+        constructed: `deterministic` as given at construction.
+
+    Raises:
+        ValueError: If there is a rate, and neither flag says which it is.
+    """
+    if rate == 0.0:
+        return False
+    deterministic = constructed if call is None else call
+    if deterministic is None:
+        raise ValueError(
+            f"{name} has dropout rate {rate} and must be told whether to use it: give "
+            "`deterministic` at construction or in the call, or call train() or eval()"
+        )
+    return not deterministic
+
+
+def dropout_key(name: str, call: AnyRngs, constructed: AnyRngs) -> Array:
+    """The next key of the stream in force.
+
+    Raises:
+        ValueError: If there is no stream.
+    """
+    stream: Callable[[], Array] | None = constructed if call is None else call
+    if isinstance(stream, nnx.Rngs):
+        if not ("dropout" in stream or "default" in stream):
+            raise ValueError(f"{name} in training: `rngs` has no stream named dropout or default")
+        stream = stream.dropout
+    if stream is None:
+        raise ValueError(
+            f"{name} in training needs randomness for dropout: give `rngs` with a stream named "
+            "dropout or default, at construction or in the call, or deterministic=True"
+        )
+    return stream()
+
+
+class Dropout(nnx.Module):
+    """Dropout of a layer's output, `x · keep / (1 − rate)`, under the rules of this module.
+
+    Args:
+        rate: The probability that an entry is dropped, in [0, 1).
+        name: The layer it belongs to, for messages.
+        deterministic: Whether to leave x alone, unless the call says otherwise.
+        rngs: Where the stream is forked from.
+    """
+
+    def __init__(
+        self, rate: float, *, name: str, deterministic: bool | None, rngs: nnx.Rngs
+    ) -> None:
+        self.rate = check_rate("dropout_rate", rate)
+        self.name = name
+        self.deterministic = deterministic
+        self.rngs = nnx.data(fork_stream(rngs, rate))
+
+    def __call__(
+        self, x: Float[Array, "..."], *, deterministic: bool | None = None, rngs: AnyRngs = None
+    ) -> Float[Array, "..."]:
+        """`x`, with entries dropped in training."""
+        if not is_training(self.name, self.rate, deterministic, self.deterministic):
+            return x
+        key = dropout_key(self.name, rngs, self.rngs)
+        keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+        return jnp.where(keep, x / (1.0 - self.rate), 0.0)

@@ -1,0 +1,322 @@
+"""The encoder–decoder of "Attention Is All You Need", with its attention by choice."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Float, Int
+
+from attention_jax import positions
+from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.checks import check_count
+from attention_jax._modules.arguments import AnyMask, token_mask
+from attention_jax._modules.recipes import Initializer
+from attention_jax.nnx.randomness import AnyRngs, Dropout
+from attention_jax.nnx.scores import AnyScore
+from attention_jax.nnx.stacks import TransformerDecoder, TransformerEncoder
+from attention_jax.softmax import Stats
+
+
+class Transformer(nnx.Module):
+    """A sequence-to-sequence Transformer, from token ids to logits of the next target token.
+
+        x = √D · embed(token) + sinusoidal(position)
+        memory = encoder(x_source);   logits = W_vocab decoder(x_target, memory)
+
+    Masks say which tokens are real. They are boolean arrays of the ids' own shape (True is a real
+    token), or mask objects such as `attention_jax.masks.padding(lengths)`. What a padded position
+    computes is finite, and nobody sees it.
+
+    Args:
+        num_layers: Layers of the encoder, and of the decoder.
+        num_heads: N, the number of heads.
+        features: D, the model's width.
+        mlp_features: Width of the networks' hidden layers.
+        source_vocab: Number of source tokens.
+        target_vocab: Number of target tokens.
+        score: The score of self-attention, as in `MultiHeadAttention`.
+        cross_score: The score of the decoder's attention to the source.
+        cross_attention: "attention", or "mean": the decoder sees the mean of the valid encoder
+            states and nothing else of the source.
+        norm: "post" as in the original, or "pre".
+        tie_output: Whether the logits' weights are the target embedding's, as in the original;
+            otherwise they are a layer of their own.
+        share_embedding: Whether source and target have one embedding, as in the original; the
+            vocabularies must then have one size.
+        dropout_rate: Probability that an entry is dropped in training, of the embeddings and of
+            what every sub-layer adds, in [0, 1).
+        deterministic: Whether to leave dropout out, unless the call says otherwise.
+        dtype: Dtype of the computation; None follows the parameters.
+        param_dtype: Dtype of the parameters.
+        embedding_init: Initialiser of the embeddings; None is normal with variance 1/D.
+        rngs: Streams for the parameters and, with a rate, "dropout".
+        **options: As in `TransformerEncoderLayer`, for every layer.
+
+    Raises:
+        ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from attention_jax.nnx import Transformer, additive
+        >>> model = Transformer(1, 2, 8, 16, 11, 13, cross_score=additive(8), rngs=nnx.Rngs(0))
+        >>> source, target = jnp.ones((3, 5), int), jnp.ones((3, 4), int)
+        >>> model(source, target, source_mask=source > 0).shape
+        (3, 4, 13)
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.
+        Press, Wolf 2017, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859
+        (`tie_output`).
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_heads: int,
+        features: int,
+        mlp_features: int,
+        source_vocab: int,
+        target_vocab: int,
+        *,
+        score: AnyScore = None,
+        cross_score: AnyScore = None,
+        cross_attention: str = "attention",
+        norm: str = "post",
+        tie_output: bool = True,
+        share_embedding: bool = False,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        embedding_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self.features = check_count("features", features, 1)
+        check_count("source_vocab", source_vocab, 1)
+        check_count("target_vocab", target_vocab, 1)
+        if share_embedding and source_vocab != target_vocab:
+            raise ValueError(
+                f"share_embedding needs vocabularies of one size, got source_vocab {source_vocab} "
+                f"and target_vocab {target_vocab}"
+            )
+        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        init = jax.nn.initializers.normal(features**-0.5)
+        self.dtype = dtype
+        self.target_embedding = nnx.Embed(
+            target_vocab, features, embedding_init=embedding_init or init, rngs=rngs, **dtypes
+        )
+        self.source_embedding = (
+            self.target_embedding
+            if share_embedding
+            else nnx.Embed(
+                source_vocab, features, embedding_init=embedding_init or init, rngs=rngs, **dtypes
+            )
+        )
+        shared = {
+            "norm": norm,
+            "score": score,
+            "dropout_rate": dropout_rate,
+            "deterministic": deterministic,
+            "rngs": rngs,
+            **dtypes,
+            **options,
+        }
+        sizes = (num_layers, num_heads, features, mlp_features)
+        self.encoder = TransformerEncoder(*sizes, **shared)
+        self.decoder = TransformerDecoder(
+            *sizes, cross_score=cross_score, cross_attention=cross_attention, **shared
+        )
+        flags = {"name": type(self).__name__, "deterministic": deterministic, "rngs": rngs}
+        self.dropout = Dropout(dropout_rate, **flags)
+        self.output: nnx.Linear | None = nnx.data(
+            None
+            if tie_output
+            else nnx.Linear(features, target_vocab, use_bias=False, rngs=rngs, **dtypes)
+        )
+
+    def encode(
+        self,
+        source: Int[AnyArray, "*B S"],
+        source_mask: AnyMask = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> Float[Array, "*B S D"]:
+        """The encoder's states, one for each source token.
+
+        Args:
+            source: Ids `[*B, S]`.
+            source_mask: Which source tokens are real.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            rngs: Where dropout keys come from; wins over the layers' own streams.
+
+        Returns:
+            `[*B, S, features]`.
+        """
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        x = self._embed(self.source_embedding, source, **flags)
+        return self.encoder(x, token_mask("source_mask", source_mask, np.shape(source)), **flags)
+
+    def decode(
+        self,
+        target: Int[AnyArray, "*B T"],
+        memory: Float[AnyArray, "*B S D"],
+        target_mask: AnyMask = None,
+        memory_mask: AnyMask = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> Float[Array, "*B T vocab"]:
+        """Logits of the token after each target token.
+
+        Args:
+            target: Ids `[*B, T]`, the first being the one that begins every sentence.
+            memory: The encoder's states `[*B, S, features]`.
+            target_mask: Which target tokens are real.
+            memory_mask: Which source tokens are real.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            rngs: Where dropout keys come from; wins over the layers' own streams.
+
+        Returns:
+            `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
+        """
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        return self.logits(self.decode_states(target, memory, target_mask, memory_mask, **flags))
+
+    def decode_states(
+        self,
+        target: Int[AnyArray, "*B T"],
+        memory: Float[AnyArray, "*B S D"],
+        target_mask: AnyMask = None,
+        memory_mask: AnyMask = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> Float[Array, "*B T D"]:
+        """The decoder's states, from which `logits` are made.
+
+        Args:
+            target: As in `decode`; so are the others.
+            memory: As in `decode`.
+            target_mask: As in `decode`.
+            memory_mask: As in `decode`.
+            deterministic: As in `decode`.
+            rngs: As in `decode`.
+
+        Returns:
+            `[*B, T, features]`.
+        """
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        return self.decoder(*self._inputs(target, memory, target_mask, memory_mask, flags), **flags)
+
+    def logits(self, states: Float[AnyArray, "*B T D"]) -> Float[Array, "*B T vocab"]:
+        """Logits of target tokens.
+
+        Args:
+            states: The decoder's states `[*B, T, features]`.
+
+        Returns:
+            `[*B, T, target_vocab]`, in the states' dtype.
+        """
+        if self.output is None:
+            return self.target_embedding.attend(jnp.asarray(states))
+        return self.output(jnp.asarray(states))
+
+    def __call__(
+        self,
+        source: Int[AnyArray, "*B S"],
+        target: Int[AnyArray, "*B T"],
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: AnyRngs = None,
+    ) -> Float[Array, "*B T vocab"]:
+        """Logits of the token after each target token, given the source.
+
+        Args:
+            source: Ids `[*B, S]`.
+            target: Ids `[*B, T]`, the first being the one that begins every sentence.
+            source_mask: Which source tokens are real.
+            target_mask: Which target tokens are real.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            rngs: Where dropout keys come from; wins over the layers' own streams.
+
+        Returns:
+            `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
+        """
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        memory_mask = token_mask("source_mask", source_mask, np.shape(source))
+        memory = self.encode(source, memory_mask, **flags)
+        return self.decode(target, memory, target_mask, memory_mask, **flags)
+
+    def cross_attention_weights(
+        self,
+        source: Int[AnyArray, "*B S"],
+        target: Int[AnyArray, "*B T"],
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+    ) -> Float[Array, "L *B N T S"]:
+        """Where the decoder looks while it predicts the token after each target token.
+
+        Args:
+            source: As in the call; so are the others.
+            target: As in the call.
+            source_mask: As in the call.
+            target_mask: As in the call.
+
+        Returns:
+            `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
+        """
+        inputs = self._both(source, target, source_mask, target_mask)
+        return self.decoder.with_weights(*inputs, deterministic=True)[1]
+
+    def cross_attention_stats(
+        self,
+        source: Int[AnyArray, "*B S"],
+        target: Int[AnyArray, "*B T"],
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+    ) -> Stats:
+        """Entropy, lse and largest logit of the decoder's attention to the source.
+
+        Nothing of size T·S is kept.
+
+        Args:
+            source: As in the call; so are the others.
+            target: As in the call.
+            source_mask: As in the call.
+            target_mask: As in the call.
+
+        Returns:
+            Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
+        """
+        inputs = self._both(source, target, source_mask, target_mask)
+        return self.decoder.with_stats(*inputs, deterministic=True)[1]
+
+    def _embed(self, embedding: nnx.Embed, ids: AnyArray, **flags: Any) -> Array:
+        x = embedding(jnp.asarray(ids)) * self.features**0.5
+        places = positions.sinusoidal(jnp.arange(x.shape[-2]), self.features).astype(x.dtype)
+        return self.dropout(x + places.reshape((1,) * (x.ndim - 2) + places.shape), **flags)
+
+    def _inputs(
+        self, target: AnyArray, memory: AnyArray, target_mask: Any, memory_mask: Any, flags: Any
+    ) -> tuple[Any, ...]:
+        x = self._embed(self.target_embedding, target, **flags)
+        masks = (
+            token_mask("target_mask", target_mask, np.shape(target)),
+            token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),
+        )
+        return (x, memory, *masks)
+
+    def _both(
+        self, source: AnyArray, target: AnyArray, source_mask: AnyMask, target_mask: AnyMask
+    ) -> tuple[Any, ...]:
+        memory_mask = token_mask("source_mask", source_mask, np.shape(source))
+        flags = {"deterministic": True}
+        memory = self.encode(source, memory_mask, **flags)
+        return self._inputs(target, memory, target_mask, memory_mask, flags)
