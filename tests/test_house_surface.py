@@ -21,6 +21,7 @@ SURFACE = {
     "attention_jax.masks": [
         "BlockMap",
         "Mask",
+        "block_diagonal",
         "causal",
         "custom",
         "from_array",
@@ -32,6 +33,8 @@ SURFACE = {
     ],
     "attention_jax.nnx": [
         "AdditiveAttention",
+        "FeedForward",
+        "MeanAttention",
         "MultiHeadAttention",
         "Transformer",
         "TransformerDecoder",
@@ -40,11 +43,13 @@ SURFACE = {
         "TransformerEncoderLayer",
         "additive",
         "concat",
+        "cosine",
+        "dot",
         "general",
         "greedy_decode",
         "scaled_dot",
     ],
-    "attention_jax.positions": ["sinusoidal"],
+    "attention_jax.positions": ["Bias", "array_bias", "sinusoidal"],
     "attention_jax.scores": [
         "Score",
         "additive",
@@ -65,8 +70,28 @@ SURFACE = {
         "soft_cap",
         "temperature",
     ],
-    "attention_jax.softmax": ["masked_softmax"],
-    "attention_jax.testing": ["reference_attention", "reference_gradients"],
+    "attention_jax.softmax": ["Stats", "log_sum_exp", "masked_softmax"],
+    "attention_jax.testing": [
+        "FEATURES",
+        "Gradients",
+        "Problem",
+        "Reference",
+        "RowScore",
+        "Sizes",
+        "check_attention",
+        "random_problem",
+        "reference_attention",
+        "reference_gradients",
+    ],
+    "attention_jax.testing.strategies": [
+        "SCORES",
+        "biases",
+        "dtypes",
+        "masks",
+        "pair_shapes",
+        "problems",
+        "sizes",
+    ],
 }
 # What `import attention_jax as aj` brings along as aj.<name>; the others are imported by name.
 NAMESPACES = ["heads", "masks", "positions", "scores", "softmax", "testing"]
