@@ -1,6 +1,12 @@
-"""Signatures say `Array` and `ArrayLike`, not what these stand for this year."""
+"""Signatures say `Array` and `ArrayLike`, not what these stand for this year.
 
+And those of classes are the signatures of their `__init__`: a metaclass hides it from autodoc.
+"""
+
+import ast
+import inspect
 import re
+import textwrap
 from typing import Any
 
 import jax.typing
@@ -13,7 +19,11 @@ ALIASES = {
     stringify_annotation(jax.typing.ArrayLike, "smart"): "ArrayLike",
     stringify_annotation(jax.typing.ArrayLike): "ArrayLike",
 }
-PATHS = re.compile(r"~?\b(?:jaxlib\._jax|jax|numpy|collections\.abc|typing)\.(?=[A-Z]|ndarray)")
+PATHS = re.compile(
+    r"~?\b(?:jaxlib\._jax|jax|jaxtyping|numpy|collections\.abc|typing)\.(?=[A-Z]|ndarray)"
+)
+ANNOTATED = re.compile(r"Annotated\[Any, (\w+\[\w+, '[^']*'\])\]")
+HIDDEN = re.compile(r"\(\*args(: Any)?, \*\*kwargs(: Any)?\)")
 
 
 def shorten(text: str | None) -> str | None:
@@ -22,13 +32,23 @@ def shorten(text: str | None) -> str | None:
         return None
     for long, short in ALIASES.items():
         text = text.replace(long, short)
-    return PATHS.sub("", text)
+    return ANNOTATED.sub(r"\1", PATHS.sub("", text))
+
+
+def written(method: Any) -> str:
+    """The arguments of a method as its source has them, bar `self`."""
+    function = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    del function.args.args[0]
+    return f"({ast.unparse(function.args)})"
 
 
 def process(
-    _app: Any, _what: str, _name: str, _object: Any, _options: Any, signature: str, returns: str
+    _app: Any, what: str, _name: str, value: Any, _options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None]:
     """What autodoc shows instead of `signature` and `returns`."""
+    if what == "class" and signature and HIDDEN.fullmatch(signature):
+        signature = written(value.__init__)
     return shorten(signature), shorten(returns)
 
 
