@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis  # noqa: E402  (the device count is read when jax is imported)
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -24,3 +25,11 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # beartype looks at one random item of a container, and Hypothesis objects to the random module
+    # inside a strategy; what is drawn does not depend on it.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Do not use the `random` module inside strategies"
+    )

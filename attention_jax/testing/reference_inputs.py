@@ -157,6 +157,9 @@ def _split_heads(
                 f"{name} of shape {x.shape} must have one entry a query head, N={n_heads}"
             )
     return [
-        {name: x[n] if x.ndim > _RANKS.get(name, x.ndim) else x for name, x in named.items()}
+        {
+            name: np.asarray(x[n]) if x.ndim > _RANKS.get(name, x.ndim) else x
+            for name, x in named.items()
+        }
         for n in range(n_heads)
     ]

@@ -161,6 +161,8 @@ class Runner:
         self, floats: Mapping[str, Any], fixed: Mapping[str, Any], d_out: Any, **how: Any
     ) -> tuple[jax.Array, dict[str, Any]]:
         out, pull = jax.vjp(partial(self._run, fixed=fixed, **how), floats)
+        if out.shape != d_out.shape:
+            raise Mismatch(f"out has shape {out.shape}, expected {d_out.shape}")
         (gradients,) = pull(jnp.asarray(d_out).astype(out.dtype))
         return out, gradients
 

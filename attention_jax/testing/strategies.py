@@ -13,6 +13,7 @@ from NumPy with a drawn seed, so an example shrinks in its shape and not in ever
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ SCORES = ("scaled_dot", "dot", "general", "additive", "concat", "cosine")
 
 @st.composite
 def sizes(
-    draw: st.DrawFn,
+    draw: Any,
     *,
     max_length: int = 19,
     max_depth: int = 9,
@@ -62,14 +63,14 @@ def sizes(
 
 
 @st.composite
-def pair_shapes(draw: st.DrawFn, size: Sizes) -> tuple[int, ...]:
+def pair_shapes(draw: Any, size: Sizes) -> tuple[int, ...]:
     """A shape that broadcasts to `[*B, N, T, S]`: axes of size 1, leading axes left out."""
     shape = tuple(draw(st.sampled_from((1, n))) for n in size.pairs)
     return shape[draw(st.integers(0, len(shape))) :]
 
 
 @st.composite
-def masks(draw: st.DrawFn, size: Sizes, *, empty_rows: bool = True) -> np.ndarray:
+def masks(draw: Any, size: Sizes, *, empty_rows: bool = True) -> np.ndarray:
     """A boolean mask broadcasting to `[*B, N, T, S]`, from all False to all True.
 
     Args:
@@ -90,7 +91,7 @@ def masks(draw: st.DrawFn, size: Sizes, *, empty_rows: bool = True) -> np.ndarra
 
 @st.composite
 def biases(
-    draw: st.DrawFn, size: Sizes, *, minus_infinity: bool = True, dtype: str = "float32"
+    draw: Any, size: Sizes, *, minus_infinity: bool = True, dtype: str = "float32"
 ) -> np.ndarray:
     """A bias broadcasting to `[*B, N, T, S]`.
 
@@ -115,7 +116,7 @@ def dtypes(names: Sequence[str] = ("float32", "bfloat16", "float16")) -> st.Sear
 
 @st.composite
 def problems(
-    draw: st.DrawFn,
+    draw: Any,
     *,
     size: st.SearchStrategy[Sizes] | None = None,
     scores: Sequence[str] = ("scaled_dot",),

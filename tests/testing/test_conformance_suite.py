@@ -1,4 +1,4 @@
-"""The suite itself: it passes what is right, names what is wrong, and refuses what it cannot read."""
+"""The suite itself: it passes what is right, names what is wrong, refuses what it cannot read."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_a_right_attention_passes_and_the_cases_are_named():
         (wrong_scale, "values", "out: max error"),
         (ignores_mask, "values with a mask", "out: max error"),
         (wrong_dtype, "values", "dtype bfloat16, expected float32"),
-        (lambda query, key, value: value, "values", "has shape"),
+        (lambda query, key, value: query, "values", "has shape"),
         (lambda query, key, value: 1 / 0, "values", "ZeroDivisionError"),
     ],
 )
