@@ -1,9 +1,10 @@
 """The data set made from the English-German grammar: sampling by length, splits by hash.
 
 A sentence belongs to the split that the hash of its English side says, whatever the seed: a tenth
-are test, a tenth valid, the rest train. So no run, with any seed, trains on a sentence that any run
-tests on. The seed decides which of the training sentences are drawn; valid and test are the same
-for all seeds, so that the spread over seeds is the model's and not the test set's.
+are test, a tenth valid, the rest train; what is longer than any training sentence is test. So no
+run, with any seed, trains on a sentence that any run tests on. The seed decides which training
+sentences are drawn; valid and test are the same for all seeds, so that the spread over seeds is the
+model's and not the test set's.
 
 Training sentences have 3 to 25 words, 12 on average. The test split has the same number of
 sentences in each length bucket. The last two buckets are longer than anything trained on: they ask
@@ -24,6 +25,7 @@ from .derivation import Derivation, link
 BUCKETS = ((3, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 40), (41, 60))
 # share of the training sentences by bucket: short ones are quick and teach the words
 TRAIN_SHARES = {(3, 5): 0.15, (6, 10): 0.30, (11, 15): 0.27, (16, 20): 0.18, (21, 25): 0.10}
+LONGEST_TRAINED = max(high for _, high in TRAIN_SHARES)
 TRAIN_SIZE = 20_000
 VALID_SIZE = 500
 TEST_SIZE = 100 * len(BUCKETS)
@@ -97,7 +99,8 @@ def _held_out(split: Split, size: int) -> tuple[Pair, ...]:
 def _take(seed: int, split: Split, counts: dict[tuple[int, int], int]) -> tuple[Pair, ...]:
     pairs: list[Pair] = []
     for (low, high), count in counts.items():
-        source = sentences(seed, low, high, split)
+        # the longest are nobody's training sentences, whatever their hash
+        source = sentences(seed, low, high, split if low <= LONGEST_TRAINED else None)
         pairs += [pair for pair, _ in zip(source, range(count), strict=False)]
     random.Random(seed).shuffle(pairs)
     return tuple(pairs)

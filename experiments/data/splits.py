@@ -2,8 +2,8 @@
 
 The key of a pair is its source in lower case with digits, underscores and punctuation taken as
 blanks, so "Page 3." and "page 4" fall into one split. Groups of the same key are ordered by the
-hash of the key; the first 5 % of the pairs are valid, the next 5 % test (1,000 pairs at most and one
-group at least, each). The order of the rows and the seed play no part.
+hash of the key; the first 5 % of the pairs are valid, the next 5 % test (each 1,000 pairs at most
+and one group at least). The order of the rows and the seed play no part.
 """
 
 import hashlib
