@@ -1,16 +1,29 @@
 """The rules for arguments that every module follows, whichever flavour it comes in."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from attention_jax import masks
-from attention_jax._core.axes import AnyArray
-from attention_jax._core.checks import check_count
+from attention_jax._core.axes import AnyArray, BiasLike, MaskLike
+from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.term import Term
 from attention_jax.masks import Mask
 
-AnyMask = Mask | AnyArray | None
+AnyMask = Mask | MaskLike | None
+AnyBias = Term | BiasLike | None
+
+# What users pass, in letters. Only documented here: what does not fit gets an error made for the
+# reader, so no annotation may refuse it before.
+QueryInputs = Annotated[Any, Float[Array, "*B T Dq"]]
+KeyInputs = Annotated[Any, Float[Array, "*B S Dk"]]
+ValueInputs = Annotated[Any, Float[Array, "*B S Dv"]]
+Features = Annotated[Any, Float[Array, "*B T D"]]
+Memory = Annotated[Any, Float[Array, "*B S D"]]
+Source = Annotated[Any, Int[Array, "*B S"]]
+Target = Annotated[Any, Int[Array, "*B T"]]
 
 
 def head_depth(features: int, num_heads: int, num_kv_heads: int) -> int:
@@ -50,21 +63,39 @@ def check_choice(name: str, value: str, *choices: str) -> str:
     return value
 
 
-def check_width(name: str, x: AnyArray, features: int, letters: str) -> None:
-    """Raises a ValueError unless `x` is `[..., length, features]`.
+def check_width(name: str, x: Any, features: int, letters: str) -> None:
+    """Checks an input `[*B, length, features]`.
 
     Args:
         name: The argument's name.
         x: The argument.
         features: What its last axis must be.
         letters: The shape in letters, for the message.
+
+    Raises:
+        TypeError: If it is no floating array.
+        ValueError: If it has another shape.
     """
-    shape = tuple(np.shape(x))
+    check_floating(name, as_array(name, x))
+    shape = tuple(x.shape)
     if len(shape) < 2 or shape[-1] != features:
         raise ValueError(
             f"{name} must be {letters} with {features} features in its last axis, "
             f"got shape {list(shape)}"
         )
+
+
+def check_tokens(name: str, ids: Any) -> None:
+    """Checks token ids `[*B, length]`.
+
+    Raises:
+        TypeError: If it is no array of whole numbers.
+        ValueError: If it has no axis of length.
+    """
+    if not jnp.issubdtype(as_array(name, ids).dtype, jnp.integer):
+        raise TypeError(f"{name} must hold token ids, got dtype {np.dtype(ids.dtype).name}")
+    if ids.ndim < 1:
+        raise ValueError(f"{name} must be [*B, length], got a scalar")
 
 
 def as_mask(mask: AnyMask) -> Mask | None:

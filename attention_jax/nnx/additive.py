@@ -6,10 +6,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules import recipes
-from attention_jax._modules.arguments import AnyMask, cast, check_width
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    KeyInputs,
+    QueryInputs,
+    ValueInputs,
+    cast,
+    check_width,
+)
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer, Sizes
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
@@ -94,12 +102,12 @@ class AdditiveAttention(AttentionLayer):
 
     def __call__(
         self,
-        query: Float[AnyArray, "*B T Dq"],
-        key: Float[AnyArray, "*B S Dk"],
-        value: Float[AnyArray, "*B S Dv"] | None = None,
+        query: QueryInputs,
+        key: KeyInputs,
+        value: ValueInputs | None = None,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
         deterministic: bool | None = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T Dv"]:
@@ -132,12 +140,12 @@ class AdditiveAttention(AttentionLayer):
 
     def with_stats(
         self,
-        query: Float[AnyArray, "*B T Dq"],
-        key: Float[AnyArray, "*B S Dk"],
-        value: Float[AnyArray, "*B S Dv"] | None = None,
+        query: QueryInputs,
+        key: KeyInputs,
+        value: ValueInputs | None = None,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
         deterministic: bool | None = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T Dv"], Stats]:
@@ -166,11 +174,11 @@ class AdditiveAttention(AttentionLayer):
 
     def attention_weights(
         self,
-        query: Float[AnyArray, "*B T Dq"],
-        key: Float[AnyArray, "*B S Dk"],
+        query: QueryInputs,
+        key: KeyInputs,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
     ) -> Float[Array, "*B 1 T S"]:
         """The weights, before dropout: rows sum to 1, or to 0 where a query may see nothing.
 
@@ -186,9 +194,7 @@ class AdditiveAttention(AttentionLayer):
         query, key, _ = self._one_head(query, key, None)
         return self._weights(query, key, mask=mask, bias=bias)
 
-    def _one_head(
-        self, query: AnyArray, key: AnyArray, value: AnyArray | None
-    ) -> tuple[Array, Array, Array]:
+    def _one_head(self, query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
         check_width("query", query, self.query_features, "[*B, T, query_features]")
         check_width("key", key, self.key_features, "[*B, S, key_features]")
         given = (query, key, key if value is None else value)

@@ -6,10 +6,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, check_width, head_depth
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    KeyInputs,
+    QueryInputs,
+    ValueInputs,
+    check_width,
+    head_depth,
+)
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
+from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
@@ -155,12 +164,12 @@ class MultiHeadAttention(AttentionLayer):
 
     def __call__(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
-        inputs_v: Float[AnyArray, "*B S Dk"] | None = None,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs | None = None,
+        inputs_v: ValueInputs | None = None,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
         deterministic: bool | None = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T out"]:
@@ -190,16 +199,16 @@ class MultiHeadAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        return self.out(result.out)
+        return shielded(self.out, result.out, axes=2)
 
     def with_stats(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
-        inputs_v: Float[AnyArray, "*B S Dk"] | None = None,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs | None = None,
+        inputs_v: ValueInputs | None = None,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
         deterministic: bool | None = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T out"], Stats]:
@@ -224,15 +233,15 @@ class MultiHeadAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        return self.out(out), stats
+        return shielded(self.out, out, axes=2), stats
 
     def attention_weights(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"] | None = None,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs | None = None,
         *,
         mask: AnyMask = None,
-        bias: Any = None,
+        bias: AnyBias = None,
     ) -> Float[Array, "*B N T S"]:
         """The weights, before dropout: rows sum to 1, or to 0 where a query may see nothing.
 
@@ -248,24 +257,21 @@ class MultiHeadAttention(AttentionLayer):
         query, key = self._query_key(inputs_q, inputs_q if inputs_k is None else inputs_k)
         return self._weights(query, key, mask=mask, bias=bias)
 
-    def _query_key(self, inputs_q: AnyArray, inputs_k: AnyArray) -> tuple[Array, Array]:
+    def _query_key(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array]:
         check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
         check_width("inputs_k", inputs_k, self.in_kv_features, "[*B, S, in_kv_features]")
-        query, key = self.query(inputs_q), self.key(inputs_k)
+        query, key = shielded(self.query, inputs_q), shielded(self.key, inputs_k)
         if self.query_ln is not None and self.key_ln is not None:
-            query, key = self.query_ln(query), self.key_ln(key)
+            query, key = shielded(self.query_ln, query), shielded(self.key_ln, key)
         return query, key
 
-    def _project(
-        self, inputs_q: AnyArray, inputs_k: AnyArray | None, inputs_v: AnyArray | None
-    ) -> tuple[Array, Array, Array]:
+    def _project(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array, Array]:
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
                     "inputs_v without inputs_k: give what the keys are made of as inputs_k"
                 )
             inputs_k = inputs_q
-        if inputs_v is None:
-            inputs_v = inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
         check_width("inputs_v", inputs_v, self.in_kv_features, "[*B, S, in_kv_features]")
-        return (*self._query_key(inputs_q, inputs_k), self.value(inputs_v))
+        return (*self._query_key(inputs_q, inputs_k), shielded(self.value, inputs_v))

@@ -6,7 +6,7 @@ from flax import nnx
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
-from attention_jax._modules.arguments import AnyMask, as_mask, combine
+from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
 from attention_jax.nnx.randomness import AnyRngs, dropout_key, fork_stream, is_training
@@ -47,7 +47,7 @@ class AttentionLayer(nnx.Module):
         value: Array,
         *,
         mask: AnyMask,
-        bias: Any,
+        bias: AnyBias,
         deterministic: bool | None,
         rngs: AnyRngs,
         statistics: bool = False,
@@ -80,7 +80,7 @@ class AttentionLayer(nnx.Module):
         assert result.stats is not None  # asked for above
         return result.out, result.stats
 
-    def _weights(self, query: Array, key: Array, *, mask: AnyMask, bias: Any) -> Array:
+    def _weights(self, query: Array, key: Array, *, mask: AnyMask, bias: AnyBias) -> Array:
         """The weights that a call of the engine would use, before dropout."""
         return attention_weights(
             query,

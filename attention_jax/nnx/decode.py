@@ -9,16 +9,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, token_mask
+from attention_jax._modules.arguments import AnyMask, Source, check_tokens, token_mask
 from attention_jax.masks import Mask
 from attention_jax.nnx.transformer import Transformer
 
 
 def greedy_decode(
     model: Transformer,
-    source: Int[AnyArray, "*B S"],
+    source: Source,
     *,
     bos: int,
     eos: int,
@@ -59,6 +59,7 @@ def greedy_decode(
         (3, 6)
     """
     check_count("max_length", max_length, 1)
+    check_tokens("source", source)
     graph, state = nnx.split(model)
     ends = tuple(jnp.asarray(token, jnp.int32) for token in (bos, eos, pad))
     mask = token_mask("source_mask", source_mask, np.shape(source))

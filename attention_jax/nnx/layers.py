@@ -8,9 +8,18 @@ from flax import nnx
 from jaxtyping import Float
 
 from attention_jax import masks
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, cast, check_choice, check_width, combine
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Memory,
+    cast,
+    check_choice,
+    check_width,
+    combine,
+)
+from attention_jax._modules.shield import shielded
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
@@ -37,11 +46,11 @@ class _Layer(nnx.Module):
         self.dropout = parts.dropout(type(self).__name__)
 
     def _enter(self, norm: LayerNorm, x: Array) -> Array:
-        return norm(x) if self.norm == "pre" else x
+        return shielded(norm, x) if self.norm == "pre" else x
 
     def _leave(self, norm: LayerNorm, x: Array, change: Array, **flags: Any) -> Array:
         x = x + self.dropout(change, **flags)
-        return x if self.norm == "pre" else norm(x)
+        return x if self.norm == "pre" else shielded(norm, x)
 
     def _attend_to_self(self, x: Array, mask: AnyMask, **flags: Any) -> Array:
         norm = self.self_attention_norm
@@ -49,7 +58,7 @@ class _Layer(nnx.Module):
         return self._leave(norm, x, change, **flags)
 
     def _feed_forward(self, x: Array, **flags: Any) -> Array:
-        change = self.mlp(self._enter(self.mlp_norm, x))
+        change = shielded(self.mlp, self._enter(self.mlp_norm, x))
         return self._leave(self.mlp_norm, x, change, **flags)
 
 
@@ -113,7 +122,7 @@ class TransformerEncoderLayer(_Layer):
 
     def __call__(
         self,
-        x: Float[AnyArray, "*B S D"],
+        x: Memory,
         mask: AnyMask = None,
         *,
         deterministic: bool | None = None,
@@ -206,8 +215,8 @@ class TransformerDecoderLayer(_Layer):
 
     def __call__(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -237,8 +246,8 @@ class TransformerDecoderLayer(_Layer):
 
     def with_weights(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -268,8 +277,8 @@ class TransformerDecoderLayer(_Layer):
 
     def with_stats(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -301,7 +310,7 @@ class TransformerDecoderLayer(_Layer):
         return {"mask": mask, **({} if isinstance(self.cross_attention, MeanAttention) else flags)}
 
     def _run(
-        self, x: AnyArray, memory: AnyArray, mask: AnyMask, look: Look[Extra], flags: dict[str, Any]
+        self, x: Any, memory: Any, mask: AnyMask, look: Look[Extra], flags: dict[str, Any]
     ) -> tuple[Array, Extra]:
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_width("memory", memory, self.in_features, "[*B, S, in_features]")

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, as_mask, check_width
+from attention_jax._modules.arguments import AnyMask, KeyInputs, QueryInputs, as_mask, check_width
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.shield import shielded
 from attention_jax.attend import attend, attend_with_stats, attention_weights
 from attention_jax.softmax import Stats
 
@@ -75,8 +76,8 @@ class MeanAttention(nnx.Module):
 
     def __call__(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"],
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
         *,
         mask: AnyMask = None,
     ) -> Float[Array, "*B T Dq"]:
@@ -90,12 +91,13 @@ class MeanAttention(nnx.Module):
         Returns:
             `[*B, T, in_features]`; `out`'s bias where a query may see nothing.
         """
-        return self.out(attend(*self._level(inputs_q, inputs_k), **self._options(mask))[..., 0, :])
+        mean = attend(*self._level(inputs_q, inputs_k), **self._options(mask))
+        return shielded(self.out, mean[..., 0, :])
 
     def with_stats(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"],
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
         *,
         mask: AnyMask = None,
     ) -> tuple[Float[Array, "*B T Dq"], Stats]:
@@ -107,12 +109,12 @@ class MeanAttention(nnx.Module):
             mask: As in the call.
         """
         out, stats = attend_with_stats(*self._level(inputs_q, inputs_k), **self._options(mask))
-        return self.out(out[..., 0, :]), stats
+        return shielded(self.out, out[..., 0, :]), stats
 
     def attention_weights(
         self,
-        inputs_q: Float[AnyArray, "*B T Dq"],
-        inputs_k: Float[AnyArray, "*B S Dk"],
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
         *,
         mask: AnyMask = None,
     ) -> Float[Array, "*B 1 T S"]:
@@ -127,11 +129,11 @@ class MeanAttention(nnx.Module):
         options = self._options(mask)
         return attention_weights(query, key, mask=options["mask"], precision=self.precision)
 
-    def _level(self, inputs_q: AnyArray, inputs_k: AnyArray) -> tuple[Array, Array, Array]:
+    def _level(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array, Array]:
         """Queries and keys that are all zero: every score is equal, whatever the inputs."""
         check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
         check_width("inputs_k", inputs_k, self.in_kv_features, "[*B, S, in_kv_features]")
-        value = self.value(inputs_k)
+        value = shielded(self.value, inputs_k)
         query = jnp.zeros((*inputs_q.shape[:-1], 1, 1), value.dtype)
         key = jnp.zeros((*inputs_k.shape[:-1], 1, 1), value.dtype)
         return query, key, value[..., None, :]

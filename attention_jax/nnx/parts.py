@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask
+from attention_jax._modules.arguments import AnyMask, Features
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
@@ -70,7 +70,7 @@ class FeedForward(nnx.Module):
         self.hidden = nnx.Linear(in_features, mlp_features, **options)
         self.out = nnx.Linear(mlp_features, in_features, **options)
 
-    def __call__(self, x: Float[AnyArray, "*B T D"]) -> Float[Array, "*B T D"]:
+    def __call__(self, x: Features) -> Float[Array, "*B T D"]:
         """The network at every position.
 
         Args:

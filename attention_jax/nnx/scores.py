@@ -168,4 +168,5 @@ class ScoreParameters(nnx.Module):
 
     def _value(self, name: str) -> Array:
         value: jax.Array = getattr(self, name)[...]
-        return cast(value, self.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+        floating = jnp.issubdtype(value.dtype, jnp.floating)
+        return jnp.asarray(cast(value, self.dtype)) if floating else value

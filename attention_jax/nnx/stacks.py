@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask
+from attention_jax._modules.arguments import AnyMask, Features, Memory
+from attention_jax._modules.shield import shielded
 from attention_jax.nnx.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
@@ -70,7 +71,7 @@ class TransformerEncoder(nnx.Module):
 
     def __call__(
         self,
-        x: Float[AnyArray, "*B S D"],
+        x: Memory,
         mask: AnyMask = None,
         *,
         deterministic: bool | None = None,
@@ -89,7 +90,7 @@ class TransformerEncoder(nnx.Module):
         """
         for layer in self.layers:
             x = layer(x, mask, deterministic=deterministic, rngs=rngs)
-        return jnp.asarray(x) if self.norm is None else self.norm(x)
+        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)
 
 
 class TransformerDecoder(nnx.Module):
@@ -138,8 +139,8 @@ class TransformerDecoder(nnx.Module):
 
     def __call__(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -165,8 +166,8 @@ class TransformerDecoder(nnx.Module):
 
     def with_weights(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -196,8 +197,8 @@ class TransformerDecoder(nnx.Module):
 
     def with_stats(
         self,
-        x: Float[AnyArray, "*B T D"],
-        memory: Float[AnyArray, "*B S D"],
+        x: Features,
+        memory: Memory,
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -227,5 +228,5 @@ class TransformerDecoder(nnx.Module):
             every.append(stats)
         return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
 
-    def _finish(self, x: AnyArray) -> Array:
-        return jnp.asarray(x) if self.norm is None else self.norm(x)
+    def _finish(self, x: Any) -> Array:
+        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)

@@ -6,12 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from attention_jax import positions
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, token_mask
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Memory,
+    Source,
+    Target,
+    check_tokens,
+    token_mask,
+)
 from attention_jax._modules.recipes import Initializer
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore
@@ -140,7 +148,7 @@ class Transformer(nnx.Module):
 
     def encode(
         self,
-        source: Int[AnyArray, "*B S"],
+        source: Source,
         source_mask: AnyMask = None,
         *,
         deterministic: bool | None = None,
@@ -158,13 +166,14 @@ class Transformer(nnx.Module):
             `[*B, S, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
+        check_tokens("source", source)
         x = self._embed(self.source_embedding, source, **flags)
         return self.encoder(x, token_mask("source_mask", source_mask, np.shape(source)), **flags)
 
     def decode(
         self,
-        target: Int[AnyArray, "*B T"],
-        memory: Float[AnyArray, "*B S D"],
+        target: Target,
+        memory: Memory,
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -189,8 +198,8 @@ class Transformer(nnx.Module):
 
     def decode_states(
         self,
-        target: Int[AnyArray, "*B T"],
-        memory: Float[AnyArray, "*B S D"],
+        target: Target,
+        memory: Memory,
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
@@ -213,7 +222,7 @@ class Transformer(nnx.Module):
         flags = {"deterministic": deterministic, "rngs": rngs}
         return self.decoder(*self._inputs(target, memory, target_mask, memory_mask, flags), **flags)
 
-    def logits(self, states: Float[AnyArray, "*B T D"]) -> Float[Array, "*B T vocab"]:
+    def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
         """Logits of target tokens.
 
         Args:
@@ -228,8 +237,8 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        source: Int[AnyArray, "*B S"],
-        target: Int[AnyArray, "*B T"],
+        source: Source,
+        target: Target,
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
         *,
@@ -256,8 +265,8 @@ class Transformer(nnx.Module):
 
     def cross_attention_weights(
         self,
-        source: Int[AnyArray, "*B S"],
-        target: Int[AnyArray, "*B T"],
+        source: Source,
+        target: Target,
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
     ) -> Float[Array, "L *B N T S"]:
@@ -277,8 +286,8 @@ class Transformer(nnx.Module):
 
     def cross_attention_stats(
         self,
-        source: Int[AnyArray, "*B S"],
-        target: Int[AnyArray, "*B T"],
+        source: Source,
+        target: Target,
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
     ) -> Stats:
@@ -298,14 +307,15 @@ class Transformer(nnx.Module):
         inputs = self._both(source, target, source_mask, target_mask)
         return self.decoder.with_stats(*inputs, deterministic=True)[1]
 
-    def _embed(self, embedding: nnx.Embed, ids: AnyArray, **flags: Any) -> Array:
+    def _embed(self, embedding: nnx.Embed, ids: Any, **flags: Any) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
         places = positions.sinusoidal(jnp.arange(x.shape[-2]), self.features).astype(x.dtype)
         return self.dropout(x + places.reshape((1,) * (x.ndim - 2) + places.shape), **flags)
 
     def _inputs(
-        self, target: AnyArray, memory: AnyArray, target_mask: Any, memory_mask: Any, flags: Any
+        self, target: Any, memory: Any, target_mask: Any, memory_mask: Any, flags: Any
     ) -> tuple[Any, ...]:
+        check_tokens("target", target)
         x = self._embed(self.target_embedding, target, **flags)
         masks = (
             token_mask("target_mask", target_mask, np.shape(target)),
@@ -314,9 +324,8 @@ class Transformer(nnx.Module):
         return (x, memory, *masks)
 
     def _both(
-        self, source: AnyArray, target: AnyArray, source_mask: AnyMask, target_mask: AnyMask
+        self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask
     ) -> tuple[Any, ...]:
         memory_mask = token_mask("source_mask", source_mask, np.shape(source))
-        flags = {"deterministic": True}
-        memory = self.encode(source, memory_mask, **flags)
-        return self._inputs(target, memory, target_mask, memory_mask, flags)
+        memory = self.encode(source, memory_mask, deterministic=True)
+        return self._inputs(target, memory, target_mask, memory_mask, {"deterministic": True})
