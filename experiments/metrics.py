@@ -6,84 +6,116 @@ S are the target's and the source's length, as everywhere.
 
 import dataclasses
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 
+from experiments.data.dataset import Pair
 from experiments.errors import UsageError
 
 Links = Sequence[tuple[int, int]]  # (source position, target position), from 0
 
 
-@dataclasses.dataclass(frozen=True)
-class TranslationScore:
-    """Corpus scores, 0 to 100.
-
-    Attributes:
-        sentences: How many sentences were scored.
-        bleu: BLEU, or None where there was nothing to score.
-        chrf: chrF2, likewise.
-        low: Shortest source length of this bucket, or None for the whole.
-        high: Longest source length of this bucket, or None for the whole.
-        signature: sacrebleu's signature of the BLEU score: version, tokeniser, smoothing.
-    """
-
-    sentences: int
-    bleu: float | None
-    chrf: float | None
-    low: int | None = None
-    high: int | None = None
-    signature: str = ""
-
-
-def translation_score(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a"
-) -> TranslationScore:
-    """Corpus BLEU and chrF2 against one reference each, by sacrebleu.
+def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> float:
+    """Corpus BLEU against one reference each, 0 to 100, by sacrebleu.
 
     BLEU = 100 · min(1, exp(1 − r/c)) · (p_1 p_2 p_3 p_4)^(1/4)
 
     with clipped n-gram precisions p_n over the corpus, c and r the lengths of hypotheses and
     references; a precision of 0 is smoothed exponentially. Where no hypothesis has four tokens the
-    longer n-grams are left out of the mean. chrF2 is the F-score of character 1- to 6-grams with
-    recall weighted twice.
+    longer n-grams are left out of the mean.
 
     Args:
-        hypotheses: Translations, detokenised.
+        hypotheses: Translations, detokenised; at least one.
         references: As many references.
         tokenize: sacrebleu's tokeniser: "13a", "zh", "char", or "none" for text whose tokens are
             joined by blanks already (``Dataset.bleu_tokenize`` knows).
 
-    Returns:
-        The scores; None for both where there are no sentences.
-
     Raises:
-        ValueError: The lists differ in length.
+        ValueError: The lists differ in length, or are empty.
 
     Example:
-        >>> translation_score(["a b c d"], ["a b c d"], tokenize="none").bleu
+        >>> bleu(["a b c d"], ["a b c d"], tokenize="none")
         100.0
 
     References:
-        Papineni et al. 2002, BLEU, ACL, §2. Popović 2015, chrF, WMT. Post 2018, A call for clarity
-        in reporting BLEU scores, 1804.08771.
+        Papineni et al. 2002, BLEU, ACL, §2. Post 2018, A call for clarity in reporting BLEU scores,
+        1804.08771.
     """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    if not hypotheses:
-        return TranslationScore(0, None, None)
+    _check(hypotheses, references)
+    score = _bleu(tokenize).corpus_score(list(hypotheses), [list(references)]).score
+    return min(float(score), 100.0)  # exp(log(...)) leaves 100.00000000000004
+
+
+def signature(tokenize: str = "13a") -> str:
+    """sacrebleu's short account of how :func:`bleu` scores: version, tokeniser, smoothing."""
+    metric = _bleu(tokenize)
+    metric.corpus_score(["a"], [["a"]])  # it counts the references before it can tell
+    return str(metric.get_signature())
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus chrF2 against one reference each, 0 to 100, by sacrebleu.
+
+    chrF2 = 100 · 5 P R / (4 P + R)
+
+    with P and R the means over n = 1 ... 6 of precision and recall of character n-grams, blanks
+    not counted. No tokeniser has a say in it.
+
+    Args:
+        hypotheses: Translations, detokenised; at least one.
+        references: As many references.
+
+    Raises:
+        ValueError: The lists differ in length, or are empty.
+
+    Example:
+        >>> chrf(["ab"], ["ac"])
+        25.0
+
+    References:
+        Popović 2015, chrF: character n-gram F-score, WMT.
+    """
+    _check(hypotheses, references)
+    score = _sacrebleu().CHRF().corpus_score(list(hypotheses), [list(references)]).score
+    return min(float(score), 100.0)
+
+
+def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references must be as many, "
+            "and at least one"
+        )
+
+
+def _sacrebleu() -> ModuleType:
     try:
-        from sacrebleu.metrics import BLEU, CHRF
+        import sacrebleu
     except ImportError as error:
         raise UsageError(
             "BLEU needs the package sacrebleu: pip install 'attention_jax[experiments]'"
         ) from error
-    bleu = BLEU(tokenize=tokenize, effective_order=True, force=True)
-    score = bleu.corpus_score(list(hypotheses), [list(references)]).score
-    chrf = CHRF().corpus_score(list(hypotheses), [list(references)]).score
-    # exp(log(...)) leaves 100.00000000000004
-    return TranslationScore(
-        len(hypotheses), min(score, 100.0), min(chrf, 100.0), signature=str(bleu.get_signature())
-    )
+    return sacrebleu
+
+
+def _bleu(tokenize: str):
+    # force: the text of closed vocabularies is tokenised already, and sacrebleu would warn of it
+    return _sacrebleu().BLEU(tokenize=tokenize, effective_order=True, force=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthScore:
+    """Scores of the sentences whose source has ``low`` to ``high`` words, both included.
+
+    ``bleu`` and ``chrf`` are None where there is no such sentence.
+    """
+
+    low: int
+    high: int
+    sentences: int
+    bleu: float | None
+    chrf: float | None
 
 
 def scores_by_length(
@@ -93,64 +125,61 @@ def scores_by_length(
     buckets: Sequence[tuple[int, int]],
     *,
     tokenize: str = "13a",
-) -> list[TranslationScore]:
-    """One :func:`translation_score` for each range of source lengths, both ends included.
+) -> list[LengthScore]:
+    """BLEU and chrF for each range of source lengths.
 
     Args:
         hypotheses: Translations.
         references: As many references.
         lengths: As many source lengths (``Dataset.lengths("test")``).
         buckets: ``(low, high)`` ranges (``Dataset.buckets``).
-        tokenize: As for :func:`translation_score`.
+        tokenize: As for :func:`bleu`.
 
     Returns:
-        One score a bucket, in order; an empty bucket has 0 sentences and None for its scores.
+        One score a bucket, in order, empty ones too.
+
+    Raises:
+        ValueError: The three lists differ in length.
     """
     if not len(hypotheses) == len(references) == len(lengths):
         raise ValueError(
-            f"{len(hypotheses)} hypotheses, {len(references)} references and {len(lengths)} lengths"
+            f"{len(hypotheses)} hypotheses, {len(references)} references and {len(lengths)} lengths "
+            "must be as many"
         )
     scores = []
     for low, high in buckets:
         inside = [i for i, length in enumerate(lengths) if low <= length <= high]
-        score = translation_score(
-            [hypotheses[i] for i in inside], [references[i] for i in inside], tokenize=tokenize
+        said, meant = [hypotheses[i] for i in inside], [references[i] for i in inside]
+        found = (
+            (bleu(said, meant, tokenize=tokenize), chrf(said, meant)) if inside else (None, None)
         )
-        scores.append(dataclasses.replace(score, low=low, high=high))
+        scores.append(LengthScore(low, high, len(inside), *found))
     return scores
 
 
-def link_targets(
-    weights: np.ndarray, source_length: int, target_length: int
-) -> list[tuple[int, int]]:
+def link_targets(weights: np.ndarray) -> list[tuple[int, int]]:
     """A = {(argmax_s weights[t, s], t)}: each target word linked to what it attends to most.
 
-    Row t is the decoder's step that says target word t, that is the step whose input is word t − 1.
-
     Args:
-        weights: [T, S] attention weights of one sentence, heads averaged; padding may follow.
-        source_length: Source words; the end sign and padding behind them are not considered.
-        target_length: Target words, likewise.
+        weights: [T, S] attention weights of one sentence, heads averaged, the rows and columns of
+            the end signs and of padding cut off. Row t is the decoder's step that says target word
+            t, that is the step whose input is word t − 1.
 
     Returns:
-        ``target_length`` links (source, target), none where the source is empty.
-
-    Raises:
-        ValueError: The weights are smaller than the lengths.
+        T links (source, target), none where S is 0.
 
     Example:
-        >>> link_targets(np.array([[0.1, 0.9], [0.6, 0.4]]), 2, 2)
+        >>> link_targets(np.array([[0.1, 0.9], [0.6, 0.4]]))
         [(1, 0), (0, 1)]
     """
     weights = np.asarray(weights)
-    if weights.ndim != 2 or weights.shape[0] < target_length or weights.shape[1] < source_length:
+    if weights.ndim != 2:
         raise ValueError(
-            f"weights {weights.shape} must be [T, S], T >= {target_length} and S >= {source_length}"
+            f"weights {weights.shape} must be [T, S], one sentence with heads averaged"
         )
-    if source_length == 0:
+    if weights.shape[1] == 0:
         return []
-    best = weights[:target_length, :source_length].argmax(1)
-    return [(int(s), t) for t, s in enumerate(best)]
+    return [(int(s), t) for t, s in enumerate(weights.argmax(1))]
 
 
 def alignment_error_rate(
@@ -191,3 +220,20 @@ def alignment_error_rate(
         hits += len(a & s) + len(a & (s | set(p_links)))
         total += len(a) + len(s)
     return 1 - hits / total if total else float("nan")
+
+
+def alignment_error(weights: Sequence[np.ndarray], pairs: Sequence[Pair]) -> float:
+    """:func:`alignment_error_rate` of :func:`link_targets` against the pairs' gold alignment.
+
+    Args:
+        weights: [T, S] for each sentence, as for :func:`link_targets`.
+        pairs: As many pairs, their alignment known.
+
+    Returns:
+        The rate, 0 to 1.
+
+    Raises:
+        ValueError: A pair has no alignment, or the lists differ in length.
+    """
+    sure, possible = zip(*(pair.gold() for pair in pairs), strict=True)
+    return alignment_error_rate([link_targets(w) for w in weights], sure, possible)

@@ -134,8 +134,8 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int, *, multiple: int = 4) ->
 def _assign(lengths: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
     """[pairs]: the first shape that holds each pair."""
     fits = (lengths[:, None, :] <= np.array(shapes)[None]).all(-1)
-    if not fits.any(1).all():
-        worst = lengths[~fits.any(1)][0].tolist()
+    if not fits.any(-1).all():
+        worst = lengths[~fits.any(-1)][0].tolist()
         raise ValueError(f"lengths {worst} (source, target) fit none of the shapes {tuple(shapes)}")
     return fits.argmax(1)
 

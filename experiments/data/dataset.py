@@ -61,6 +61,12 @@ class Pair:
     alignment: tuple[Link, ...] | None = None
     possible: tuple[Link, ...] | None = None
 
+    def gold(self) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+        """Sure and possible links; ValueError where they are not known."""
+        if self.alignment is None:
+            raise ValueError(f"nobody has aligned {self.source!r} and {self.target!r}")
+        return self.alignment, self.possible if self.possible is not None else self.alignment
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:

@@ -15,6 +15,7 @@ References:
 
 import datetime
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -146,8 +147,8 @@ def link(source: list[Part], target: list[Part]) -> Pair:
             else:
                 possible += [(first + i, end + offset) for i in range(len(other))]
         end += len(text)
-    texts = ("".join(text for text, _ in side) for side in (source, target))
-    return Pair(*texts, tuple(sure), tuple(possible))
+    english, chinese = ("".join(text for text, _ in side) for side in (source, target))
+    return Pair(english, chinese, tuple(sure), tuple(possible))
 
 
 def pair(moment: datetime.datetime, kind: int) -> Pair:
@@ -177,6 +178,10 @@ def dates(seed: int, split: Split) -> Iterator[Pair]:
             yield link(source, render(moment, "zh", chinese))
 
 
+def _take(source: Iterator[Pair], size: int) -> tuple[Pair, ...]:
+    return tuple(itertools.islice(source, size))
+
+
 def load_dates(*, seed: int, sizes: dict[Split, int | None]) -> Dataset:
     """The dates as a data set; arguments as in :func:`experiments.data.load`."""
     try:
@@ -185,14 +190,9 @@ def load_dates(*, seed: int, sizes: dict[Split, int | None]) -> Dataset:
         raise DataError(
             "dates needs the package Babel: pip install 'attention_jax[experiments]'"
         ) from error
-    train, valid, test = (
-        tuple(p for p, _ in zip(dates(start, split), range(sizes.get(split) or size), strict=False))
-        for split, start, size in (
-            ("train", seed, TRAIN_SIZE),
-            ("valid", _FIXED_SEED, VALID_SIZE),
-            ("test", _FIXED_SEED, TEST_SIZE),
-        )
-    )
+    train = _take(dates(seed, "train"), sizes.get("train") or TRAIN_SIZE)
+    valid = _take(dates(_FIXED_SEED, "valid"), sizes.get("valid") or VALID_SIZE)
+    test = _take(dates(_FIXED_SEED, "test"), sizes.get("test") or TEST_SIZE)
     return Dataset(
         name="dates",
         source_language="English",

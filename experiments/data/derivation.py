@@ -41,6 +41,7 @@ from .lexicon import (
     VERBS,
     WAR,
     WAS,
+    Case,
     Verb,
 )
 from .phrases import NounPhrases, Phrase, Subject, Token
@@ -105,9 +106,9 @@ class Derivation(NounPhrases):
         light, heavy, objects = [], [], []
         relatives = self.relatives
         if not gap and verb.frame in ("a", "d", "da"):
-            for case in sorted(
-                verb.frame, reverse=True
-            ):  # the dative comes first in both languages
+            # the dative comes first in both languages
+            cases: tuple[Case, ...] = ("d", "a") if verb.frame == "da" else (verb.frame,)
+            for case in cases:
                 kind = "p" if verb.frame == "da" and case == "d" else verb.objects
                 size = max(2 if verb.frame == "da" else 1, sizes.pop(0))
                 e, g, _ = self.noun_phrase(size, case, kind)
@@ -227,12 +228,12 @@ class Derivation(NounPhrases):
         draw = self.chance()
         if budget >= 8 and (draw < 0.35 or budget > 16):
             first = self.share(budget - 2, 3)
-            joint = self.pick(SUBORDINATORS)
+            word, german = self.pick(SUBORDINATORS)
             if self.chance() < 0.5:
                 e, g = self.clause(first, "second")
-                e2, g2 = self.subordinate(*joint, budget - first)
+                e2, g2 = self.subordinate(word, german, budget - first)
                 return e + e2, g + g2
-            e, g = self.subordinate(*joint, first + 1)
+            e, g = self.subordinate(word, german, first + 1)
             comma = self.both(",", ",")
             e2, g2 = self.clause(budget - first - 2, "inverted")
             return e + comma[0] + e2, g[1:] + comma[1] + g2

@@ -123,7 +123,7 @@ def load_hub(
 ) -> Dataset:
     """A data set of the Hub; arguments as in :func:`experiments.data.load`."""
     found = _download(spec)
-    by_split = {
+    by_split: dict[Split, Any] = {
         split: next((found[name] for name in names if name in found), None)
         for split, names in _SPLIT_NAMES.items()
     }
@@ -140,7 +140,7 @@ def load_hub(
         if rows is not None:
             chosen = at_most(range(len(rows)), sizes.get(split), seed if split == "train" else 0)
             parts[split] = _pairs(rows.select(chosen), languages)
-    missing = [split for split in SPLITS if split not in parts]
+    missing: list[Split] = [split for split in SPLITS if split not in parts]
     made = ""
     if missing:
         parts |= split_pairs(spec, parts["train"], ("train", *missing))

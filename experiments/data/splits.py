@@ -47,13 +47,14 @@ def split_pairs(
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest(), reverse=True)
     wanted = max(1, min(HELD_OUT_MOST, round(HELD_OUT * len(pairs))))
     where: dict[int, Split] = {}
-    held_out = [split for split in splits if split != "train"]
+    held_out: list[Split] = [split for split in splits if split != "train"]
     for done, split in enumerate(held_out, 1):
         others = len(splits) - done  # each of them still needs a group
         count = 0
         while count == 0 or (count < wanted and len(order) > others):
             members = groups[order.pop()]
-            where.update(dict.fromkeys(members, split))
+            for member in members:
+                where[member] = split
             count += len(members)
     result: dict[Split, list[Pair]] = {split: [] for split in splits}
     for number, pair in enumerate(pairs):

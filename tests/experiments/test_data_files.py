@@ -91,6 +91,13 @@ def test_sizes_and_seed(tmp_path):
     assert load(path, seed=1, train_size=50).train == two.train
 
 
+def test_nobody_aligned_them(tmp_path):
+    data = load(write(tmp_path / "x.tsv", "\n".join(ROWS)))
+    assert not data.aligned
+    with pytest.raises(ValueError, match="nobody has aligned 'word"):
+        data.train[0].gold()
+
+
 def test_languages(tmp_path):
     assert languages_of("help.en-zh.tsv.gz") == ("en", "zh")
     assert languages_of("/data/en-de/news.tsv") is None

@@ -55,7 +55,7 @@ def verb(base, frame):
 
 def finished(derivation, english, german):
     pair = link(derivation.source(english), english, german)
-    return pair, set(pair.alignment), set(pair.possible)
+    return pair, *map(set, pair.gold())
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,7 @@ def test_whole_sentences_by_seed():
     assert pair.source == "today every student always called the beautiful brave friend ."
     assert pair.target == "heute hat jeder Student immer den schönen mutigen Freund angerufen ."
     sure = links("0-0 1-2 2-3 3-4 4-9 5-5 6-6 7-7 8-8 9-10")
-    assert set(pair.alignment) == sure
-    assert set(pair.possible) == sure | {(4, 1)}
+    assert tuple(map(set, pair.gold())) == (sure, sure | {(4, 1)})
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +208,11 @@ def pairs():
 def test_every_target_word_has_a_possible_link_and_at_most_one_sure_one(pairs):
     for pair in pairs:
         source, target = pair.source.split(" "), pair.target.split(" ")
-        assert set(pair.alignment) <= set(pair.possible)
-        assert {t for _, t in pair.possible} == set(range(len(target)))
-        assert len({t for _, t in pair.alignment}) == len(pair.alignment)
-        assert {s for s, _ in pair.possible} == set(range(len(source)))
+        sure, possible = pair.gold()
+        assert set(sure) <= set(possible)
+        assert {t for _, t in possible} == set(range(len(target)))
+        assert len({t for _, t in sure}) == len(sure)
+        assert {s for s, _ in possible} == set(range(len(source)))
 
 
 def test_commas_and_full_stops(pairs):
