@@ -48,7 +48,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
 
 
 def signature(tokenize: str = "13a") -> str:
-    """sacrebleu's short account of how :func:`bleu` scores: version, tokeniser, smoothing."""
+    """How :func:`bleu` scores, in sacrebleu's short form: version, tokeniser, smoothing."""
     metric = _bleu(tokenize)
     metric.corpus_score(["a"], [["a"]])  # it counts the references before it can tell
     return str(metric.get_signature())
@@ -143,8 +143,8 @@ def scores_by_length(
     """
     if not len(hypotheses) == len(references) == len(lengths):
         raise ValueError(
-            f"{len(hypotheses)} hypotheses, {len(references)} references and {len(lengths)} lengths "
-            "must be as many"
+            f"{len(hypotheses)} hypotheses, {len(references)} references and {len(lengths)} "
+            "lengths must be as many"
         )
     scores = []
     for low, high in buckets:

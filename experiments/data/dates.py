@@ -79,7 +79,8 @@ def _pattern(locale: str, kind: str) -> tuple[tuple[str, str, int], ...]:
                 # narrow and no-break blanks look alike and are no help to anyone here
                 parts.append((" ".join(f"_{value}_".split())[1:-1], "", 0))
             else:
-                parts.append(("", *value))
+                field, width = value
+                parts.append(("", str(field), int(width)))
     return tuple(parts)
 
 
