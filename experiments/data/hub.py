@@ -10,6 +10,7 @@ The package downloads once and caches; ``@refs/convert/parquet`` is the Hub's ow
 data set that was published as a loading script, which ``datasets`` 4 and later refuse to run.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,6 +52,8 @@ def _download(spec: str) -> Mapping[str, Any]:
         raise DataError(
             f"{spec} needs the package datasets: pip install datasets (the extra hf), {_INSTEAD}"
         ) from error
+    # its retries are told by the error in the end; a page of warnings before it helps nobody
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return datasets.load_dataset(name, config, revision=revision)
     except Exception as error:
@@ -141,10 +144,11 @@ def load_hub(
             chosen = at_most(range(len(rows)), sizes.get(split), seed if split == "train" else 0)
             parts[split] = _pairs(rows.select(chosen), languages)
     missing: list[Split] = [split for split in SPLITS if split not in parts]
-    made = ""
+    whole, taken = len(by_split["train"]), min(sizes["train"] or MOST, len(by_split["train"]))
+    made = f"{taken:,} of {whole:,} training rows taken. " if taken < whole else ""
     if missing:
         parts |= split_pairs(spec, parts["train"], ("train", *missing))
-        made = f"{' and '.join(missing)} split off train by the hash of the source's letters. "
+        made += f"{' and '.join(missing)} split off train by the hash of the source's letters. "
     final = limited(parts, sizes, seed)
     return Dataset(
         name=spec,

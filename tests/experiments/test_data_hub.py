@@ -77,7 +77,7 @@ def test_columns_named_by_language(hub):
     assert (len(data.train), len(data.valid), len(data.test)) == (20, 3, 2)
     assert (data.test[0].source, data.test[0].target) == ("wordad e", "wordad d")
     assert (data.source_language, data.target_language) == ("English", "German")
-    assert "20 train, 3 valid, 2 test pairs" in data.provenance
+    assert "20 of 100 training rows taken. 20 train, 3 valid, 2 test pairs" in data.provenance
 
 
 def test_a_translation_column_without_held_out_splits(hub):
