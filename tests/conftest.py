@@ -1,12 +1,16 @@
 """Strict: eight devices, no silent promotion, no warning, and every annotation checked."""
 
 import os
+from importlib.metadata import version
 
-DEVICES = "--xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+# The tests compile far more than they run: XLA's optimisation would be most of their time.
+FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+if version("jaxlib").startswith("0.10."):
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # later versions do not know it
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import hypothesis  # noqa: E402  (the device count is read when jax is imported)
+import hypothesis  # noqa: E402  (XLA_FLAGS are read when jax is imported)
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
