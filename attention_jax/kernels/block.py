@@ -49,7 +49,9 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
 def raw_logits(block: Problem) -> Array:
     """Score plus bias of one block `[Tb, Sb]`, before any masking."""
     positions = part(block.sides, "position")
-    return block.term.block(part(block.sides, "term"), positions.query, positions.key)
+    # On the dense path positions may still be NumPy's; a score is promised JAX arrays.
+    query_positions, key_positions = jnp.asarray(positions.query), jnp.asarray(positions.key)
+    return block.term.block(part(block.sides, "term"), query_positions, key_positions)
 
 
 def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) -> Array:
