@@ -18,9 +18,9 @@ from attention_jax.testing.runner import Mismatch, Runner
 _STEP = 1e-5
 
 
-def _rich(runner: Runner) -> Problem:
+def _rich(runner: Runner, score: str = "additive") -> Problem:
     """A problem with everything the runner takes: a mask, a bias, a score with parameters."""
-    score = "additive" if "scores" in runner.supports else "scaled_dot"
+    score = score if "scores" in runner.supports else "scaled_dot"
     has = runner.supports
     return random_problem(
         runner.rng, runner.sizes(), mask="mask" in has, bias="bias" in has, score=score
@@ -190,7 +190,7 @@ def check_forward_mode(runner: Runner) -> None:
 
 def check_second_order(runner: Runner) -> None:
     """The derivative of every gradient along a direction in every input, got in two ways."""
-    problem = _rich(runner)
+    problem = _rich(runner, "general")
     floats = problem.floats()
     if "bias_gradient" not in runner.supports:
         floats.pop("bias", None)
