@@ -32,6 +32,12 @@ def page_name(path: Path) -> str:
 )
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        run(path)  # as a reader would: Optax, for one, promotes
+
+
+def run(path: Path) -> None:
+    """Runs a page's blocks in one namespace; a `text` block shows what the last one printed."""
     namespace: dict[str, object] = {"__name__": "__page__"}
     printed = None
     for language, text, line in blocks(path):
