@@ -7,6 +7,7 @@ first values, and for any values of them it builds the score.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,13 +44,25 @@ class Sizes(NamedTuple):
     kernel_init: Initializer = KERNEL_INIT
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ScoreRecipe:
     """A score whose parameters the layer makes and owns.
 
     Subclasses are frozen: two layers with equal recipes have equal structure, so that a compiled
-    function serves both.
+    function serves both. A recipe's repr is the call that made it.
     """
+
+    def __repr__(self) -> str:
+        given = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        shown = (
+            f"{k}={getattr(v, '__name__', v) if callable(v) else repr(v)}" for k, v in given.items()
+        )
+        name = re.sub(r"(?<=.)(?=[A-Z])", "_", type(self).__name__).lower()
+        return f"{name}({', '.join(shown)})"
 
     def bare(self) -> "ScoreRecipe":
         """The part that `build` needs, without arrays: what a layer keeps."""
@@ -104,7 +117,7 @@ def _vectors(sizes: Sizes, heads: int | None, length: int) -> Draw:
     return lambda key: matrices(key)[..., 0]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Dot(ScoreRecipe):
     """The unscaled dot product; it has no parameters."""
 
@@ -114,7 +127,7 @@ class Dot(ScoreRecipe):
         return scores.dot()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ScaledDot(ScoreRecipe):
     """The dot product times a fixed scale, 1/√H by default; it has no parameters."""
 
@@ -126,7 +139,7 @@ class ScaledDot(ScoreRecipe):
         return scores.scaled_dot() if self.scale is None else scores.scaled_dot(self.scale)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class General(ScoreRecipe):
     """The bilinear score, with a weight that starts at the variance of the scaled dot product."""
 
@@ -143,7 +156,7 @@ class General(ScoreRecipe):
         return scores.general(values["weight"])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Hidden(ScoreRecipe):
     """What the two scores with a hidden layer have in common."""
 
@@ -162,7 +175,7 @@ class _Hidden(ScoreRecipe):
         return None if self.shared else sizes.num_heads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Additive(_Hidden):
     """The additive score of a two-layer network, its first layer split between query and key."""
 
@@ -182,7 +195,7 @@ class Additive(_Hidden):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Concat(_Hidden):
     """The additive score written with one weight for the concatenated query and key."""
 
@@ -199,7 +212,7 @@ class Concat(_Hidden):
         return scores.concat(values["weight"], values["v"], activation=self.activation)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Cosine(ScoreRecipe):
     """Cosine similarity with a learned scale for each head, positive whatever the raw value."""
 
@@ -220,7 +233,7 @@ class Cosine(ScoreRecipe):
         return scores.cosine(positive(values["raw_scale"]))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Given(ScoreRecipe):
     """A score object that was there before the layer: its arrays are the first values.
 

@@ -273,5 +273,6 @@ class MultiHeadAttention(AttentionLayer):
                 )
             inputs_k = inputs_q
         inputs_v = inputs_k if inputs_v is None else inputs_v
+        query, key = self._query_key(inputs_q, inputs_k)
         check_width("inputs_v", inputs_v, self.in_kv_features, "[*B, S, in_kv_features]")
-        return (*self._query_key(inputs_q, inputs_k), shielded(self.value, inputs_v))
+        return query, key, shielded(self.value, inputs_v)
