@@ -41,14 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; what was finished is kept", file=sys.stderr)
         return 130
-    except ValueError as error:
-        # experiments.data is loaded by now if the error came from it; importing it here, not
-        # above, keeps --help fast.
-        from experiments.data import DataError
-
-        if isinstance(error, DataError):
-            return _refuse(error)
-        raise
     return 0
 
 

@@ -4,12 +4,16 @@ Drawn with matplotlib's object interface (no pyplot, no global state). Colours a
 told apart with any colour vision; line styles differ too, for print.
 """
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -23,7 +27,15 @@ LABELS = {
     "concat": "concat",
     "cosine": "cosine",
 }
-_STYLES = {
+_STYLES: dict[str, tuple[str, Any]] = {
+    "our dot": ("#0072b2", "-"),
+    "textbook dot": ("#56b4e9", "--"),
+    "our additive": ("#009e73", "-"),
+    "textbook additive": ("#e69f00", "--"),
+    "1/√d": ("#0072b2", "-"),
+    "no scale": ("#d55e00", "--"),
+    "too strong": ("#cc79a7", ":"),
+    "too weak": ("#e69f00", "-."),
     "none": ("#6b7280", (0, (1, 1.2))),
     "dot": ("#d55e00", "--"),
     "scaled_dot": ("#0072b2", "-"),
@@ -32,7 +44,7 @@ _STYLES = {
     "concat": ("#b8860b", "--"),
     "cosine": ("#56b4e9", "-."),
 }
-_SPARE = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#b8860b", "-")]
+_SPARE: list[tuple[str, Any]] = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#b8860b", "-")]
 _LOOK = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -70,6 +82,27 @@ def colour(name: str, index: int = 0) -> str:
     return _style(name, index)[0]
 
 
+# DejaVu comes with matplotlib; the others are tried for signs it lacks (Chinese, say).
+_FAMILIES = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
+    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans GB",
+    "Microsoft YaHei", "SimHei", "Arial Unicode MS",
+)  # fmt: skip
+
+
+@functools.cache
+def _fonts() -> dict[str, frozenset[int]]:
+    """Return the installed ones of `_FAMILIES`, each with the code points it can draw."""
+    files = {f.name: f.fname for f in font_manager.fontManager.ttflist if f.name in _FAMILIES}
+    found = {n: frozenset(font_manager.get_font(files[n]).get_charmap()) for n in files}
+    return {name: found[name] for name in _FAMILIES if name in found}
+
+
+def drawable(words: Sequence[str]) -> bool:
+    """Return whether the fonts at hand have every sign of ``words``."""
+    return {ord(sign) for word in words for sign in word} <= frozenset().union(*_fonts().values())
+
+
 def curves(
     file: Path,
     panels: Sequence[tuple[str, Mapping[str, Sequence[Points]]]],
@@ -80,6 +113,7 @@ def curves(
     log_y: bool = False,
     markers: bool = False,
     same_y: bool = True,
+    low_y: float | None = None,
     mark_y: tuple[float, str] | None = None,
 ) -> None:
     """Draw lines, one panel beside the other: mean over the runs of a name, and their range.
@@ -94,6 +128,7 @@ def curves(
         log_y: a logarithmic vertical axis.
         markers: a dot at each point, for few points.
         same_y: all panels share their vertical axis.
+        low_y: where the vertical axis starts.
         mark_y: a level to mark with a thin line, and its words.
     """
     with rc_context(_LOOK):
@@ -103,6 +138,8 @@ def curves(
             for index, (name, runs) in enumerate(series.items()):
                 _line(ax, name, index, runs, markers)
             _axes(ax, x, log_x, log_y)
+            if low_y is not None:
+                ax.set_ylim(bottom=low_y)
             if mark_y is not None:
                 ax.axhline(mark_y[0], color="#9aa1a9", linewidth=0.9, zorder=1)
                 ax.annotate(
@@ -164,7 +201,7 @@ def alignments(
         target: the T target words, down.
         gold: pairs ``(source index, target index)`` to frame.
     """
-    with rc_context(_LOOK | {"axes.grid": False}):
+    with rc_context(_LOOK | {"axes.grid": False, "font.sans-serif": list(_fonts())}), _quiet():
         across = min(len(panels), 2 if len(source) > 14 else 3)
         down = math.ceil(len(panels) / across)
         side = 8.2 / across
@@ -191,6 +228,14 @@ def alignments(
         bar.outline.set_visible(False)
         bar.set_label("weight", fontsize=8)
         figure.savefig(file)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of signs without a glyph: `drawable` tells, and the report draws them in HTML."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def _panels(count: int, height: float, same_y: bool = True) -> tuple[Figure, list[Axes]]:
@@ -242,5 +287,5 @@ def _legend(figure: Figure, ax: Axes) -> None:
     )  # fmt: skip
 
 
-def _style(name: str, index: int) -> tuple[str, object]:
+def _style(name: str, index: int) -> tuple[str, Any]:
     return _STYLES.get(name) or _SPARE[index % len(_SPARE)]

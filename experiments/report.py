@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 COMPARE_THE_SHAPE = "other data, other scale: compare the shape"
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -35,6 +36,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Row]
     note: str = ""
+    prose: bool = False  # the cells are sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +49,29 @@ class Picture:
 
 
 @dataclasses.dataclass(frozen=True)
+class Heatmap:
+    """Attention weights drawn in HTML, for words that no font at hand can put into a PNG.
+
+    ``panels`` are pairs of a title and weights ``[T, S]``; ``gold`` are pairs (source, target).
+    """
+
+    caption: str
+    panels: Sequence[tuple[str, np.ndarray]]
+    source: Sequence[str]
+    target: Sequence[str]
+    gold: Sequence[tuple[int, int]] = ()
+
+
+Block = Table | Picture | Heatmap
+
+
+@dataclasses.dataclass(frozen=True)
 class Section:
     """A part of the report: paragraphs, then tables and pictures in order."""
 
     title: str
     text: Sequence[str] = ()
-    blocks: Sequence[Table | Picture] = ()
+    blocks: Sequence[Block] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +103,7 @@ def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
     environment.filters["inlined"] = lambda name: _inlined(folder / name)
     environment.filters["anchor"] = _anchor
     environment.tests["table"] = lambda block: isinstance(block, Table)
+    environment.tests["heatmap"] = lambda block: isinstance(block, Heatmap)
     html = environment.get_template("report.html.j2").render(
         report=report, results=results, facts=_facts(results)
     )

@@ -83,10 +83,14 @@ class RunFolder:
         """How many times the run was started or taken up."""
         return len(self._record["sittings"])
 
+    def has(self, name: str) -> bool:
+        """Return whether the cell ``name`` is finished."""
+        return (self.path / "cells" / f"{name}.json").exists()
+
     def cell(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the finished cell ``name``, computing and keeping it if it is not there yet."""
         file = self.path / "cells" / f"{name}.json"
-        if file.exists():
+        if self.has(name):
             return json.loads(file.read_text())
         value = compute()
         write_whole(file, json.dumps(value))

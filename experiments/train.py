@@ -16,7 +16,7 @@ References:
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 
+from experiments.compiling import Executables, all_at_once, compiler_options, shapes_of
 from experiments.progress import Progress, Stop
 
 Batch = Any  # a pytree of arrays whose shapes are one of a few
@@ -72,7 +74,7 @@ class History:
         gradient_norm: global norm of each step's gradient, before clipping.
         seconds: time of each step, without compiling.
         observed: one dict for each look: ``step`` and whatever ``observe`` returned.
-        compile_seconds: time spent compiling the step, over all shapes and sittings.
+        compile_seconds: time spent compiling before the first step, over all sittings.
         temporaries: bytes of temporaries of the compiled step, by the batch's shapes.
         diverged_at: the step at which the loss was not finite, where training ended; else None.
     """
@@ -106,6 +108,9 @@ def train(
     checkpoints: Path,
     progress: Progress,
     name: str,
+    executables: Executables | None = None,
+    ahead: Sequence[Batch] = (),
+    besides: Sequence[Callable[[], Any]] = (),
 ) -> tuple[nnx.Module, History]:
     """Train ``model`` (or go on with it from the last of ``checkpoints``) and return it.
 
@@ -119,6 +124,9 @@ def train(
         checkpoints: folder for training states; made if missing.
         progress: where to show loss and time left.
         name: what the progress bar calls this model.
+        executables: compiled steps to use and add to; share it among models of one loss and recipe.
+        ahead: a batch of each shape to come; their steps are compiled before the first one.
+        besides: other things to compile at the same time, so that no core is idle.
 
     Returns:
         The trained model and what training looked like. A loss that is not finite ends training:
@@ -128,79 +136,98 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM came; the state was saved first.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    moments = recipe.optimizer().init(params)
+    # One long vector: the optimiser is a handful of operations on it instead of as many on every
+    # parameter, which would take most of the compiling time.
+    flat, unravel = ravel_pytree(params)
+    moments = recipe.optimizer().init(flat)
     base = jax.random.key(seed)
     with _manager(checkpoints) as manager:
-        params, moments, history = _restore(manager, params, moments)
-        step = _CompiledStep(_step(graph, rest, loss, recipe.optimizer()), history)
+        flat, moments, history = _restore(manager, flat, moments)
+        jitted = _step(graph, unravel, loss, recipe.optimizer())
+        step = _CompiledStep(jitted, history, executables or Executables(), graph)
+        begun = time.perf_counter()
+        if history.step < recipe.steps and history.diverged_at is None:
+            state = flat, moments, rest
+            all_at_once([*(lambda b=b: step.prepare(*state, b, base) for b in ahead), *besides])
+        history.compile_seconds += time.perf_counter() - begun
         with progress.piece(name, recipe.steps, history.step) as piece, Stop() as stop:
             while history.step < recipe.steps and history.diverged_at is None:
                 key = jax.random.fold_in(base, history.step)
-                params, moments = step(params, moments, batch_at(history.step), key)
+                flat, moments = step(flat, moments, rest, batch_at(history.step), key)
                 now = history.step
                 piece.advance(f"loss {history.loss[-1]:.3f}")
                 ends = now == recipe.steps or history.diverged_at is not None
                 if ends or now % recipe.observe_every == 0:
-                    seen = observe(nnx.merge(graph, params, rest))
+                    seen = observe(nnx.merge(graph, unravel(flat), rest))
                     history.observed.append({"step": now, **seen})
                 if ends or stop.asked or now % recipe.checkpoint_every == 0:
-                    _save(manager, params, moments, history)
+                    _save(manager, flat, moments, history)
                 if stop.asked:
                     raise KeyboardInterrupt
         if history.diverged_at is not None:
             progress.say(f"{name}: diverged, the loss is not finite at step {history.diverged_at}")
             progress.skip(recipe.steps - history.step)
-    return nnx.merge(graph, params, rest), history
+    return nnx.merge(graph, unravel(flat), rest), history
 
 
-def _step(graph: Any, rest: Any, loss: Any, optimizer: optax.GradientTransformation) -> Any:
+def _step(graph: Any, unravel: Any, loss: Any, optimizer: optax.GradientTransformation) -> Any:
     """Return the jitted step; parameters and moments are donated, so it works in place."""
 
-    def step(params: Any, moments: Any, batch: Batch, key: jax.Array) -> tuple[Any, ...]:
+    def step(
+        flat: jax.Array, moments: Any, rest: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Any, ...]:
         def objective(params: Any) -> jax.Array:
             return loss(nnx.merge(graph, params, rest), batch, key)
 
-        value, gradient = jax.value_and_grad(objective)(params)
+        value, gradient = jax.value_and_grad(objective)(unravel(flat))
+        gradient, _ = ravel_pytree(gradient)
         norm = optax.global_norm(gradient)
-        updates, new_moments = optimizer.update(gradient, moments, params)
-        new = optax.apply_updates(params, updates), new_moments
+        updates, new_moments = optimizer.update(gradient, moments, flat)
         # A step whose loss or gradient is not finite changes nothing: the model before it is the
         # one that can be examined.
         fine = jnp.isfinite(value) & jnp.isfinite(norm)
-        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (params, moments))
+        new = optax.apply_updates(flat, updates), new_moments
+        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (flat, moments))
         return *kept, value, norm
 
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(step, donate_argnums=(0, 1), compiler_options=compiler_options())
 
 
 class _CompiledStep:
     """Runs the step and keeps the history: one executable for each shape of batch."""
 
-    def __init__(self, step: Any, history: History):
+    def __init__(self, step: Any, history: History, executables: Executables, structure: Any):
         self._step = step
         self._history = history
-        self._executables: dict[str, Any] = {}
+        self._executables = executables
+        self._structure = structure
 
-    def __call__(self, params: Any, moments: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
-        history = self._history
-        shapes = " ".join("×".join(map(str, np.shape(a))) for a in jax.tree.leaves(batch))
-        if shapes not in self._executables:
-            begun = time.perf_counter()
-            executable = self._step.lower(params, moments, batch, key).compile()
-            history.compile_seconds += time.perf_counter() - begun
+    def prepare(self, *arguments: Any) -> Any:
+        """Return the executable for these arguments and note what memory it needs."""
+        executable = self._executables.get(
+            ("step", self._structure), lambda: self._step, arguments
+        )
+        shapes = shapes_of(arguments[3])
+        if shapes not in self._history.temporaries:
             analysis = executable.memory_analysis()
             if analysis is not None:
-                history.temporaries[shapes] = analysis.temp_size_in_bytes
-            self._executables[shapes] = executable
+                self._history.temporaries[shapes] = analysis.temp_size_in_bytes
+        return executable
+
+    def __call__(
+        self, flat: jax.Array, moments: Any, rest: Any, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        history = self._history
+        executable = self.prepare(flat, moments, rest, batch, key)
         begun = time.perf_counter()
-        params, moments, loss, norm = self._executables[shapes](params, moments, batch, key)
+        flat, moments, loss, norm = executable(flat, moments, rest, batch, key)
         loss, norm = float(loss), float(norm)
         history.seconds.append(time.perf_counter() - begun)
         history.loss.append(loss)
         history.gradient_norm.append(norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             history.diverged_at = history.step
-        return params, moments
+        return flat, moments
 
 
 def _manager(folder: Path) -> ocp.CheckpointManager:
@@ -211,8 +238,8 @@ def _manager(folder: Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options)
 
 
-def _save(manager: ocp.CheckpointManager, params: Any, moments: Any, history: History) -> None:
-    state = {"params": nnx.to_pure_dict(params), "moments": jax.tree.leaves(moments)}
+def _save(manager: ocp.CheckpointManager, flat: jax.Array, moments: Any, history: History) -> None:
+    state = {"parameters": flat, "moments": jax.tree.leaves(moments)}
     manager.save(
         history.step,
         args=ocp.args.Composite(
@@ -224,19 +251,19 @@ def _save(manager: ocp.CheckpointManager, params: Any, moments: Any, history: Hi
 
 
 def _restore(
-    manager: ocp.CheckpointManager, params: Any, moments: Any
-) -> tuple[Any, Any, History]:
+    manager: ocp.CheckpointManager, flat: jax.Array, moments: Any
+) -> tuple[jax.Array, Any, History]:
     """Return the state of the last checkpoint, or the one given and an empty history."""
     latest = manager.latest_step()
     if latest is None:
-        return params, moments, History()
-    like = {"params": nnx.to_pure_dict(params), "moments": jax.tree.leaves(moments)}
+        return flat, moments, History()
+    like = {"parameters": flat, "moments": jax.tree.leaves(moments)}
     restored = manager.restore(
         latest,
         args=ocp.args.Composite(
             state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore()
         ),
     )
-    nnx.replace_by_pure_dict(params, restored["state"]["params"])
-    moments = jax.tree.unflatten(jax.tree.structure(moments), restored["state"]["moments"])
-    return params, moments, History(**restored["history"])
+    state = restored["state"]
+    moments = jax.tree.unflatten(jax.tree.structure(moments), state["moments"])
+    return state["parameters"], moments, History(**restored["history"])

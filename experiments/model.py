@@ -1,0 +1,179 @@
+"""The encoder–decoder that is compared, its loss, and what is looked at while it learns.
+
+All models are one Transformer (Vaswani et al. 2017) that differs in one thing: how the decoder
+looks at the source. ``none`` does not look: it sees the mean of the encoder's states.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from attention_jax.nnx import Transformer, greedy_decode
+from experiments.compiling import Executables, compiler_options
+from experiments.data import BOS, EOS, PAD, Batch
+
+# A name of `attention_jax.nnx`'s scores, or "none".
+MECHANISMS = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
+Arrays = dict[str, Any]
+
+
+class Looked(NamedTuple):
+    """What `look` sees in a batch of held-out sentences.
+
+    Attributes:
+        valid_loss: mean cross-entropy of the target tokens, in nats a token.
+        tokens: the number of these.
+        entropy: of the decoder's attention to the source, over ln of the number of source tokens: 1
+            where it is spread over all alike, 0 where it rests on one; the mean over layers, heads
+            and target tokens.
+        weights: that attention, its mean over layers and heads; row t is the step that says
+            target token t.
+    """
+
+    valid_loss: Float[Array, ""]
+    tokens: Float[Array, ""]
+    entropy: Float[Array, ""]
+    weights: Float[Array, "B T S"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a model is: layers on each side, heads, width D, width of the feed-forward part."""
+
+    layers: int
+    heads: int
+    features: int
+    mlp_features: int
+    dropout: float = 0.0
+
+
+def build(
+    mechanism: str, size: Size, source_vocab: int, target_vocab: int, *, seed: int, vary: str
+) -> Transformer:
+    """Return a fresh model that looks at the source by ``mechanism``.
+
+    Args:
+        mechanism: one of `MECHANISMS`.
+        size: how large.
+        source_vocab: number of source tokens, special ones included.
+        target_vocab: number of target tokens.
+        seed: of the parameters.
+        vary: "cross": self-attention is the scaled dot in all models; "all": self-attention has the
+            mechanism's score too (with ``none`` it stays the scaled dot).
+    """
+    looks = {"cross_attention": "mean"} if mechanism == "none" else {"cross_score": mechanism}
+    itself = mechanism if vary == "all" and mechanism != "none" else "scaled_dot"
+    return Transformer(
+        size.layers,
+        size.heads,
+        size.features,
+        size.mlp_features,
+        source_vocab,
+        target_vocab,
+        score=itself,
+        norm="pre",
+        dropout_rate=size.dropout,
+        rngs=nnx.Rngs(seed),
+        **looks,
+    )
+
+
+def arrays(batch: Batch) -> Arrays:
+    """Return what the functions here need of a batch."""
+    return {"source": batch.source, "target_in": batch.target_in, "target_out": batch.target_out}
+
+
+def loss(model: Transformer, batch: Arrays, key: Array) -> Float[Array, ""]:
+    """Return the mean cross-entropy of the target tokens in training, in nats a token."""
+    logits = model(
+        batch["source"],
+        batch["target_in"],
+        source_mask=batch["source"] != PAD,
+        deterministic=False,
+        rngs=nnx.Rngs(dropout=key),
+    )
+    return _cross_entropy(logits, batch["target_out"])[0]
+
+
+def _cross_entropy(
+    logits: Float[Array, "B T vocab"], labels: Int[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the mean over the tokens that are not padding, and how many these are."""
+    real = labels != PAD
+    every = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    count = jnp.sum(real).astype(every.dtype)
+    return jnp.sum(jnp.where(real, every, 0.0)) / jnp.maximum(count, 1), count
+
+
+def look(model: Transformer, batch: Arrays) -> Looked:
+    """Return how well held-out sentences are predicted, and where the decoder looks meanwhile."""
+    graph, state = nnx.split(model)
+    return _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))(state, batch)
+
+
+def prepare_look(model: Transformer, batch: Arrays) -> None:
+    """Compile `look` for batches of this shape."""
+    graph, state = nnx.split(model)
+    _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))
+
+
+def translate(model: Transformer, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
+    """Return the greedy translations of ``source``, at most ``longest`` tokens each."""
+    graph, state = nnx.split(model)
+    return np.asarray(_translating(graph, state, source, longest)(state, source))
+
+
+def prepare_translate(model: Transformer, source: np.ndarray, *, longest: int) -> None:
+    """Compile `translate` for sources of this shape."""
+    graph, state = nnx.split(model)
+    _translating(graph, state, source, longest)
+
+
+_EXECUTABLES = Executables()
+
+
+def _translating(graph: Any, state: Any, source: np.ndarray, longest: int) -> Any:
+    key = "translate", graph, longest
+    return _EXECUTABLES.get(key, lambda: _translator(graph, longest), (state, source))
+
+
+def _looker(graph: Any) -> Any:
+    """Return the jitted `look` for models of one structure."""
+
+    def compute(state: Any, batch: Arrays) -> Looked:
+        model: Transformer = nnx.merge(graph, state)
+        source, target = batch["source"], batch["target_in"]
+        real = source != PAD
+        logits = model(source, target, source_mask=real, deterministic=True)
+        value, tokens = _cross_entropy(logits, batch["target_out"])
+        weights = model.cross_attention_weights(source, target, source_mask=real)
+        logs = jnp.log(jnp.where(weights > 0, weights, 1.0))
+        entropy = jnp.mean(-jnp.sum(weights * logs, axis=-1), axis=(0, 2))
+        most = jnp.log(jnp.maximum(jnp.sum(real, axis=-1), 2))[:, None]
+        said = batch["target_out"] != PAD
+        mean = jnp.sum(jnp.where(said, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
+        return Looked(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
+
+    return jax.jit(compute, compiler_options=compiler_options())
+
+
+def _translator(graph: Any, longest: int) -> Any:
+    """Return the jitted decoding loop for models of one structure."""
+
+    def compute(state: Any, source: Array) -> Array:
+        model: Transformer = nnx.merge(graph, state)
+        ends = {"bos": BOS, "eos": EOS, "pad": PAD}
+        return greedy_decode(model, source, max_length=longest, source_mask=source != PAD, **ends)
+
+    return jax.jit(compute, compiler_options=compiler_options())
+
+
+def parameters(model: nnx.Module) -> int:
+    """Return the number of trained numbers."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,92 @@
+"""Associative recall: a list of pairs, then keys whose values are asked for.
+
+    memory   (k_1, v_1) ... (k_S, v_S)     all k differ
+    query    one of the k_s
+    answer   v_s
+
+One attention layer is enough to solve it, and there is no other way to solve it: what is learnt is
+to look, which makes it the smallest task on which a score's scale shows.
+
+References:
+    Arora et al. 2023, "Zoology: measuring and improving recall in efficient language models",
+    arXiv 2312.04927 (the multi-query form).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+import attention_jax as aj
+from attention_jax.nnx import MultiHeadAttention
+
+Batch = dict[str, np.ndarray]
+
+
+def batch(rng: np.random.Generator, *, size: int, pairs: int, queries: int, words: int) -> Batch:
+    """Return ``size`` problems: keys and values ``[B, S]``, asked and answers ``[B, T]``."""
+    keys = rng.permuted(np.tile(np.arange(words), (size, 1)), axis=1)[:, :pairs]
+    values = rng.integers(words, size=(size, pairs))
+    place = rng.integers(pairs, size=(size, queries))
+    return {
+        "keys": keys.astype(np.int32),
+        "values": values.astype(np.int32),
+        "asked": np.take_along_axis(keys, place, 1).astype(np.int32),
+        "answers": np.take_along_axis(values, place, 1).astype(np.int32),
+    }
+
+
+class Recall(nnx.Module):
+    """One attention layer between embeddings and a readout.
+
+    A pair is the sum of its key's and its value's vector; entries ~ N(0, 1), so that an unscaled dot
+    product starts with the spread that §3.2.1 of Vaswani et al. warns of.
+
+    Args:
+        words: vocabulary of keys, and of values.
+        width: D, of the vectors.
+        depth: H, of the one head.
+        scale: what the dot product is multiplied with.
+        rngs: stream of the parameters.
+    """
+
+    def __init__(self, words: int, width: int, depth: int, scale: float, *, rngs: nnx.Rngs):
+        start = nnx.initializers.normal(1.0)
+        self.keys = nnx.Embed(words, width, embedding_init=start, rngs=rngs)
+        self.values = nnx.Embed(words, width, embedding_init=start, rngs=rngs)
+        self.attention = MultiHeadAttention(
+            1, width, qkv_features=depth, score=aj.scores.scaled_dot(scale), rngs=rngs
+        )
+        self.readout = nnx.Linear(width, words, rngs=rngs)
+
+    def __call__(
+        self, keys: Int[Array, "B S"], values: Int[Array, "B S"], asked: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T words"], Float[Array, "B N T"]]:
+        """Return logits over the values, and the entropy of the attention in nats."""
+        memory = self.keys(keys) + self.values(values)
+        out, stats = self.attention.with_stats(self.keys(asked), memory)
+        return self.readout(out), stats.entropy
+
+
+def loss(model: Recall, batch: Batch, key: Array) -> Array:
+    """Return the mean cross-entropy of the answers, in nats."""
+    del key
+    logits, _ = model(batch["keys"], batch["values"], batch["asked"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"]).mean()
+
+
+@nnx.jit
+def look(model: Recall, batch: Batch) -> dict[str, Array]:
+    """Return held-out loss, share of right answers, and entropy / ln S."""
+    logits, entropy = model(batch["keys"], batch["values"], batch["asked"])
+    right = jnp.argmax(logits, -1) == batch["answers"]
+    every = optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"])
+    return {
+        "valid_loss": every.mean(),
+        "accuracy": right.mean(dtype=jax.numpy.float32),
+        "entropy": entropy.mean() / math.log(batch["keys"].shape[1]),
+    }

@@ -1,0 +1,1 @@
+"""What the results of each study say: words, tables and pictures, made from results.json alone."""

@@ -1,0 +1,131 @@
+"""The pictures of the compare study."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import figures
+from experiments.report import Heatmap, Picture
+
+Results = Mapping[str, Any]
+
+
+def draw(results: Results, folder: Path) -> dict[str, Any]:
+    """Draw all figures into ``folder/figures`` and return them by name."""
+    (folder / "figures").mkdir(exist_ok=True)
+    made: dict[str, Any] = {"bleu": _bleu(results, folder), "loss": _loss(results, folder)}
+    if any(m["score"] != "none" for m in results["models"]):
+        made["entropy"] = _entropy(results, folder)
+    return made | _attention(results, folder)
+
+
+def _bleu(results: Results, folder: Path) -> Picture:
+    summary = results["summary"]
+    buckets = next(iter(summary.values()))["by_length"]
+    groups = [f"{b['low']}–{b['high']}" for b in buckets]
+    figures.bars(
+        folder / "figures/bleu_by_length.png",
+        groups,
+        {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
+        x="words in the source sentence",
+        y="BLEU",
+        top=110,
+    )
+    return Picture(
+        "figures/bleu_by_length.png",
+        f"Bars of BLEU for {len(groups)} ranges of sentence length and {len(summary)} models; the numbers are "
+        "in the table below.",
+        "BLEU by length of the source sentence.",
+    )
+
+
+def _loss(results: Results, folder: Path) -> Picture:
+    names = list(results["summary"])
+
+    def runs(name: str) -> list[Any]:
+        return [m["train"] for m in results["models"] if m["score"] == name]
+
+    training = {n: [t["loss"] for t in runs(n)] for n in names}
+    held_out = {
+        n: [[(o["step"], o["valid_loss"]) for o in t["observed"]] for t in runs(n)] for n in names
+    }
+    figures.curves(
+        folder / "figures/loss.png",
+        [("Training", training), ("Held out", held_out)],
+        x="step",
+        y="loss, nats a token",
+    )
+    last = ", ".join(
+        f"{figures.label(n)} {r[0][-1][1]:.2f}"
+        for n, r in held_out.items()
+        if r and r[0] and r[0][-1][1] is not None
+    )
+    return Picture(
+        "figures/loss.png",
+        f"Loss falls over the steps for all models; held out it ends at: {last}.",
+        "Loss over the steps, in training (means of some steps each) and on held-out sentences.",
+    )
+
+
+def _entropy(results: Results, folder: Path) -> Picture:
+    series: dict[str, Any] = {}
+    for m in results["models"]:
+        if m["score"] != "none":
+            points = [(o["step"], o["entropy"]) for o in m["train"]["observed"]]
+            series.setdefault(m["score"], []).append(points)
+    figures.curves(
+        folder / "figures/entropy.png",
+        [("Entropy of the attention to the source", series)],
+        x="step",
+        y="entropy / ln S",
+        low_y=0,
+    )
+    last = ", ".join(
+        f"{figures.label(n)} {r[0][-1][1]:.2f}"
+        for n, r in series.items()
+        if r[0] and r[0][-1][1] is not None
+    )
+    return Picture(
+        "figures/entropy.png",
+        f"Entropy over the steps; it ends at: {last}.",
+        "1 is attention spread over all source tokens alike, 0 is one token taking all.",
+    )
+
+
+def _attention(results: Results, folder: Path) -> dict[str, Any]:
+    """Return one picture a sentence, all models of seed 0 side by side."""
+    models = [m for m in results["models"] if m["seed"] == 0 and m["test"]["attention"]]
+    if not models:
+        return {}
+    made: dict[str, Any] = {}
+    for i, example in enumerate(models[0]["test"]["attention"]):
+        panels = [
+            (figures.label(m["score"]), np.array(m["test"]["attention"][i]["weights"]))
+            for m in models
+        ]
+        gold = [(s, t) for s, t in example["gold"]]
+        file = f"figures/attention{i + 1}.png"
+        words = [*example["source"], *example["target"]]
+        figures.alignments(folder / file, panels, example["source"], example["target"], gold)
+        text = " ".join(example["source"][:-1])
+        picture = Picture(
+            file,
+            "Attention weights, target words down, source words across. "
+            + " ".join(f"{title}: {_strongest(w, example)}." for title, w in panels),
+            f"Attention while saying “{' '.join(example['target'][:-1])}” for “{text}”.",
+        )
+        # Without a font for these words the PNG would have boxes in their place.
+        made[f"attention{i}"] = (
+            picture
+            if figures.drawable(words)
+            else Heatmap(picture.caption, panels, example["source"], example["target"], gold)
+        )
+    return made
+
+
+def _strongest(weights: np.ndarray, example: Mapping[str, Any]) -> str:
+    """Return in words where each target word looks most, for those who cannot see the picture."""
+    links = zip(example["target"], weights.argmax(1), strict=True)
+    return ", ".join(f"{word} → {example['source'][s]}" for word, s in links)

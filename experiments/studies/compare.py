@@ -1,0 +1,205 @@
+"""How the decoder's way of looking at the source changes translation: the main job."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.errors import UsageError
+from experiments.options import StudyOptions, check_choice, check_positive, flag
+from experiments.runs import RunFolder
+
+# As experiments.model.MECHANISMS, which would load JAX.
+SCORES = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare(StudyOptions):
+    """How do no attention, dot, scaled dot and additive attention differ in translating?
+
+    The same encoder-decoder is trained with each in its attention to the source; its self-attention is the
+    scaled dot product in all of them (--vary all changes that too). BLEU, chrF, alignment error, all by
+    sentence length; loss, entropy of the attention, step time, memory of the compiled step.
+
+    Beside it: Bahdanau et al. 2014 (arXiv 1409.0473) Figure 2, Britz et al. 2017 (1703.03906), Luong et
+    al. 2015 (1508.04025).
+
+    Command: python -m experiments compare. Takes 4 minutes on two cores; quick 40 s, full 40 minutes.
+    Expected: with attention BLEU stays above 80 up to 20 words; without, it falls with the length.
+    """
+
+    data: str = "grammar"
+    """grammar (made on the spot), dates (en to zh), a .tsv or .tsv.gz, two plain files SOURCE,TARGET,
+    or hf:NAME[:CONFIG][@REVISION]."""
+    languages: str | None = None
+    """SOURCE-TARGET codes, as in en-de, where the data does not tell."""
+    scores: tuple[str, ...] = ("none", "dot", "scaled_dot", "additive")
+    """Ways to look at the source: none, dot, scaled_dot, additive, general, concat, cosine."""
+    vary: str = "cross"
+    """cross: only the attention to the source differs; all: self-attention has the score too."""
+    steps: int | None = None
+    """Training steps of each model."""
+    batch_size: int | None = None
+    """Sentences in a batch."""
+    learning_rate: float = 3e-3
+    """The highest learning rate, after the warm-up."""
+    layers: int | None = None
+    """Layers of the encoder, and of the decoder."""
+    heads: int | None = None
+    """Heads of each attention."""
+    features: int | None = None
+    """Width of the model, half that of its feed-forward part; a head has this over --heads."""
+    dropout: float = 0.0
+    """Dropout rate in training."""
+    train_size: int | None = None
+    """Training sentences to make or use at most."""
+    test_size: int | None = None
+    """Test sentences to make or use at most."""
+    max_length: int = 80
+    """Longest sentence to train on, in tokens; longer test sentences are cut."""
+    pieces: int | None = None
+    """Size of the sentencepiece vocabularies, for real text."""
+    shapes: int | None = None
+    """How many shapes of batch there are (1 to 4); each is compiled once."""
+    beyond: bool | None = None
+    """Test on sentences longer than any trained on, too."""
+    checkpoint_every: int = 100
+    """Steps between two checkpoints."""
+
+    study: ClassVar[str] = "compare"
+    preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {
+            "seeds": 1, "steps": 150, "batch_size": 32, "layers": 1, "heads": 4, "features": 96,
+            "train_size": 4000, "test_size": 140, "pieces": 1000, "shapes": 1,
+            "beyond": False,
+        },
+        "default": {
+            "seeds": 1, "steps": 1200, "batch_size": 64, "layers": 1, "heads": 4, "features": 96,
+            "train_size": 20_000, "test_size": 420, "pieces": 4000, "shapes": 2,
+            "beyond": True,
+        },
+        "full": {
+            "seeds": 3, "steps": 4000, "batch_size": 64, "layers": 2, "heads": 4, "features": 128,
+            "train_size": 60_000, "test_size": 1400, "pieces": 8000, "shapes": 3,
+            "beyond": True,
+        },
+    }  # fmt: skip
+
+    def check(self) -> None:
+        """Raise UsageError where a value makes no sense."""
+        super().check()
+        for score in self.scores:
+            check_choice("--scores", score, SCORES)
+        if not self.scores or len(set(self.scores)) < len(self.scores):
+            raise UsageError("--scores must name at least one score, each once")
+        check_choice("--vary", self.vary, ("cross", "all"))
+        for name in (
+            "steps", "batch_size", "layers", "heads", "features", "train_size", "test_size",
+            "shapes", "checkpoint_every",
+        ):  # fmt: skip
+            check_positive(flag(name), getattr(self, name))
+        check_positive("--learning-rate", self.learning_rate, least=0)
+        check_positive("--max-length", self.max_length, least=4)
+        check_positive("--pieces", self.pieces, least=40)
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout {self.dropout} must lie in [0, 1)")
+        if self.shapes and self.shapes > 4:
+            raise UsageError(f"--shapes {self.shapes} is too many; it must be 1 to 4")
+        if self.features and self.heads and self.features % (2 * self.heads):
+            raise UsageError(
+                f"--features {self.features} must be an even multiple of --heads {self.heads}"
+            )
+
+    def run(self) -> Path:
+        """Load the data, train and score every model, write the report."""
+        from experiments.compiling import Executables
+        from experiments.progress import Progress
+        from experiments.report import write_report
+        from experiments.reports.compare import build
+        from experiments.translation import Corpus, train_and_score
+
+        assert self.seeds and self.steps
+        # The data comes first: if it cannot be used, no folder is made.
+        corpora = {0: Corpus.load(self, 0)}
+        folder = RunFolder.open(self)
+        facts = folder.cell("data", lambda: corpora[0].facts())
+        cells: list[dict[str, Any]] = []
+        executables = Executables()
+        with Progress(self.seeds * len(self.scores) * self.steps) as progress:
+            progress.say(f"data: {facts['summary']}")
+            progress.say(f"writing to {folder.path}")
+            for seed in range(self.seeds):
+                for score in self.scores:
+                    name = f"{score}-seed{seed}"
+                    if folder.has(name):
+                        progress.skip(self.steps)
+                    elif seed not in corpora:
+                        corpora = {seed: Corpus.load(self, seed)}
+                    corpus = corpora.get(seed)
+                    cells.append(
+                        folder.cell(
+                            name,
+                            lambda s=score, c=corpus, n=name: train_and_score(
+                                self, s, c, folder.checkpoints(n), progress, executables
+                            ),
+                        )
+                    )
+                    folder.drop_checkpoints(name)
+                    progress.say(_line(cells[-1]))
+                    folder.write_results(_results(self, facts, cells), finished=False)
+            document = folder.write_results(_results(self, facts, cells), finished=True)
+            page = write_report(folder.path, build(document, folder.path), document)
+        print(f"report: {page}")
+        return folder.path
+
+
+_QUESTION = (
+    "A decoder that translates may look at the source sentence through a score: the dot product, the "
+    "scaled dot product, a small network (additive) — or not at all, with nothing but the mean of the "
+    "encoder's states. How do they differ: in the quality of the translation, by sentence length, in where "
+    "they look, in how they learn, and in what they cost?"
+)
+
+
+def _results(
+    options: Compare, facts: Mapping[str, Any], cells: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what results.json holds besides the common head."""
+    summary: dict[str, Any] = {}
+    for score in options.scores:
+        own = [c for c in cells if c["score"] == score]
+        if not own:
+            continue
+        summary[score] = {
+            "seeds": [c["seed"] for c in own],
+            **{m: [c["test"][m] for c in own] for m in ("bleu", "bleu_to_20", "chrf", "alignment_error")},
+            "by_length": [
+                {
+                    "low": bucket["low"],
+                    "high": bucket["high"],
+                    "sentences": bucket["sentences"],
+                    **{
+                        m: [c["test"]["by_length"][i][m] for c in own]
+                        for m in ("bleu", "chrf", "alignment_error")
+                    },
+                }
+                for i, bucket in enumerate(own[0]["test"]["by_length"])
+            ],
+            "valid_loss": [c["train"]["observed"][-1]["valid_loss"] for c in own],
+            "entropy": [c["train"]["observed"][-1]["entropy"] for c in own],
+            "step_milliseconds": [c["train"]["step_milliseconds"] for c in own],
+            "temporaries": [max(c["train"]["temporaries"].values(), default=None) for c in own],
+            "parameters": own[0]["parameters"],
+            "diverged_at": [c["train"]["diverged_at"] for c in own],
+        }
+    return {"question": _QUESTION, "data": facts, "summary": summary, "models": cells}
+
+
+def _line(cell: Mapping[str, Any]) -> str:
+    test = cell["test"]
+    if cell["train"]["diverged_at"] is not None:
+        return f"{cell['score']}, seed {cell['seed']}: diverged at {cell['train']['diverged_at']}"
+    return (
+        f"{cell['score']}, seed {cell['seed']}: BLEU {test['bleu']:.1f}, chrF {test['chrf']:.1f}, "
+        f"{cell['train']['step_milliseconds']:.0f} ms a step"
+    )

@@ -1,0 +1,229 @@
+"""What additive and dot-product attention cost, against length."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.errors import UsageError
+from experiments.options import StudyOptions, check_positive, flag
+from experiments.runs import RunFolder
+
+PASSES = {"forward": "forward", "gradient": "forward and backward"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost(StudyOptions):
+    """What do additive and dot-product attention cost, in time and memory, against length?
+
+    Both as the textbook writes them and as this library computes them, forward and with gradient:
+    median times of interleaved rounds, temporaries from the compiled functions, and the lengths
+    where each stops paying on this machine. No number is given of a form that is wrong.
+
+    Beside it: Rabe and Staats 2021 (arXiv 2112.05682), and the claims "the dot product is 2-3
+    times faster than additive; use additive up to 512 and dot beyond".
+
+    Command: python -m experiments cost. Takes 4 minutes on two cores; quick 45 s, full 15 minutes.
+    Expected: textbook additive is far slower than dot at every length and out of memory first;
+    ours needs memory that grows with the length, not with its square.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    """Lengths (T = S) to time; from the preset when not given."""
+    memory_lengths: tuple[int, ...] | None = None
+    """Further lengths that are compiled for their memory but not run."""
+    heads: int = 1
+    """Query heads (N)."""
+    depth: int = 64
+    """Depth of a head (H)."""
+    hidden: int = 64
+    """Hidden width of the additive score (A)."""
+    rounds: int | None = None
+    """Interleaved rounds that each median is over."""
+    run_limit: int = 2048
+    """Forms whose temporaries exceed this many MB are compiled, not run."""
+
+    study: ClassVar[str] = "cost"
+    preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {
+            "lengths": (64, 256, 1024),
+            "memory_lengths": (4096,),
+            "rounds": 3,
+            "seeds": 1,
+        },
+        "default": {
+            "lengths": (32, 64, 128, 256, 512, 1024, 2048),
+            "memory_lengths": (4096, 16384),
+            "rounds": 5,
+            "seeds": 3,
+        },
+        "full": {
+            "lengths": (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+            "memory_lengths": (16384, 65536),
+            "rounds": 9,
+            "seeds": 5,
+        },
+    }
+
+    def check(self) -> None:
+        """Raise UsageError where a value makes no sense."""
+        super().check()
+        for name in ("heads", "depth", "hidden", "rounds", "run_limit"):
+            check_positive(flag(name), getattr(self, name))
+        for name in ("lengths", "memory_lengths"):
+            for value in getattr(self, name) or ():
+                check_positive(flag(name), value)
+        if not self.lengths:
+            raise UsageError("--lengths is empty; give at least one, such as --lengths 256")
+
+    def run(self) -> Path:
+        """Check the forms, measure them and write the report."""
+        from experiments import forms
+        from experiments.progress import Progress
+        from experiments.report import write_report
+        from experiments.reports.cost import build
+
+        assert self.seeds is not None
+        lengths = sorted(set(self.lengths or ()))
+        folder = RunFolder.open(self)
+        wrong = folder.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
+        good = [name for name, fault in wrong.items() if fault is None]
+        longer = sorted(set(self.memory_lengths or ()) - set(lengths))
+        with Progress(self.seeds * len(lengths) + len(longer)) as progress:
+            for name, fault in wrong.items():
+                progress.say(f"{name}: " + (f"WRONG, {fault}; not measured" if fault else "checked"))
+            timed = []
+            for seed in range(self.seeds):
+                with progress.piece(f"times, seed {seed}", len(lengths)) as piece:
+                    for length in lengths:
+                        name = f"seed{seed}-length{length}"
+                        timed.append(
+                            folder.cell(name, lambda n=length, s=seed: _measure(self, good, n, s))
+                        )
+                        piece.advance(f"length {length}")
+            sizes = {c["length"]: c["temporaries"] for c in timed}
+            with progress.piece("memory", len(longer)) as piece:
+                for length in longer:
+                    cell = folder.cell(f"memory{length}", lambda n=length: _sizes(self, good, n))
+                    sizes[length] = cell["temporaries"]
+                    piece.advance(f"length {length}")
+        results = _results(self, wrong, timed, sizes)
+        document = folder.write_results(results, finished=True)
+        page = write_report(folder.path, build(document, folder.path), document)
+        print(f"report: {page}")
+        return folder.path
+
+
+def _compiled(options: Cost, names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
+    from experiments import forms
+    from experiments.measure import compile_for
+
+    compiled = {}
+    for name in names:
+        form = forms.FORMS[name][1]
+        compiled[name, "forward"] = compile_for(form, arguments)
+        compiled[name, "gradient"] = compile_for(forms.forward_backward(form), arguments)
+    return compiled
+
+
+def _measure(options: Cost, names: list[str], length: int, seed: int) -> dict[str, Any]:
+    """Return times and temporaries of the forms ``names`` at one length."""
+    from experiments import forms
+    from experiments.measure import interleaved
+
+    arguments = forms.inputs(
+        seed, length, heads=options.heads, depth=options.depth, hidden=options.hidden
+    )
+    compiled = _compiled(options, names, arguments)
+    limit = options.run_limit * 2**20
+    times: dict[str, dict[str, Any]] = {}
+    for which in PASSES:
+        calls = {
+            name: (lambda c=c: c.call(*arguments))
+            for (name, p), c in compiled.items()
+            if p == which and (c.temporaries or 0) <= limit
+        }
+        assert options.rounds is not None
+        times[which] = interleaved(calls, rounds=options.rounds) if calls else {}
+    return {
+        "length": length,
+        "seed": seed,
+        "milliseconds": times,
+        "temporaries": _temporaries(names, compiled),
+        "picked": {s: forms.picked(s, arguments) for s in forms.SCORES},
+    }
+
+
+def _sizes(options: Cost, names: list[str], length: int) -> dict[str, Any]:
+    """Return the temporaries at a length that is compiled but not run."""
+    from experiments import forms
+
+    arguments = forms.shapes(
+        length, heads=options.heads, depth=options.depth, hidden=options.hidden
+    )
+    return {
+        "length": length,
+        "temporaries": _temporaries(names, _compiled(options, names, arguments)),
+        "picked": {s: forms.picked(s, arguments) for s in forms.SCORES},
+    }
+
+
+def _temporaries(names: list[str], compiled: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    return {p: {name: compiled[name, p].temporaries for name in names} for p in PASSES}
+
+
+def _results(
+    options: Cost, wrong: dict[str, str | None], timed: list[dict[str, Any]], sizes: dict
+) -> dict[str, Any]:
+    """Return what results.json holds: checks, measurements, summaries, crossovers."""
+    from experiments.measure import crossover
+
+    lengths = sorted({c["length"] for c in timed})
+    names = [n for n, fault in wrong.items() if fault is None]
+
+    def values(which: str, name: str, length: int) -> list[float | None]:
+        cells = [c for c in timed if c["length"] == length]
+        return [c["milliseconds"][which].get(name, {}).get("median") for c in cells]
+
+    medians: dict[str, dict[str, list[float | None]]] = {}
+    for which in PASSES:
+        medians[which] = {}
+        for name in names:
+            row = [[v for v in values(which, name, n) if v is not None] for n in lengths]
+            medians[which][name] = [statistics.fmean(v) if v else None for v in row]
+    crossings = []
+    for which in PASSES:
+        for first, second in _PAIRS:
+            if first in names and second in names:
+                at = crossover(lengths, medians[which][first], medians[which][second])
+                crossings.append({"pass": which, "slower": first, "faster": second, "from": at})
+    picked = {c["length"]: c["picked"] for c in timed}
+    return {
+        "question": _QUESTION,
+        "checks": {n: fault or "agrees with float64" for n, fault in wrong.items()},
+        "lengths": lengths,
+        "measurements": timed,
+        "milliseconds": {
+            p: {n: [values(p, n, length) for length in lengths] for n in names} for p in PASSES
+        },
+        "mean_milliseconds": medians,
+        "temporaries": {str(n): sizes[n] for n in sorted(sizes)},
+        "crossovers": crossings,
+        "picked": {str(n): picked[n] for n in lengths},
+    }
+
+
+_PAIRS = (
+    ("textbook additive", "textbook dot"),
+    ("textbook additive", "our additive"),
+    ("textbook dot", "our dot"),
+    ("our additive", "our dot"),
+    ("our additive", "textbook dot"),
+)
+_QUESTION = (
+    "Additive attention asks a small network about every pair of positions, dot-product attention "
+    "multiplies two matrices. What does each cost in time and memory as the length grows, written as in the "
+    "textbook and as this library computes it, and at which length does each stop paying on this machine?"
+)
+
