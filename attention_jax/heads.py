@@ -1,12 +1,14 @@
 """Splitting a model's width into heads, and joining heads again."""
 
+import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float
 
+from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import check_count
 
 
-def split_heads(x: Float[Array, "*BT D"], num_heads: int) -> Float[Array, "*BT N H"]:
+def split_heads(x: Float[AnyArray, "*BT D"], num_heads: int) -> Float[Array, "*BT N H"]:
     """Splits the width into heads, `[..., T, D] -> [..., T, N, H]` with D = N·H.
 
     Args:
@@ -22,13 +24,15 @@ def split_heads(x: Float[Array, "*BT D"], num_heads: int) -> Float[Array, "*BT N
     num_heads = check_count("num_heads", num_heads, 1)
     if x.ndim < 1 or x.shape[-1] % num_heads:
         raise ValueError(
-            f"width D = {x.shape[-1] if x.ndim else None} must be a multiple of num_heads = {num_heads}"
+            f"width D = {x.shape[-1] if x.ndim else None} must be a multiple of "
+            f"num_heads = {num_heads}"
         )
-    return rearrange(x, "... (n h) -> ... n h", n=num_heads, h=x.shape[-1] // num_heads)
+    depth = x.shape[-1] // num_heads
+    return rearrange(jnp.asarray(x), "... (n h) -> ... n h", n=num_heads, h=depth)
 
 
-def merge_heads(x: Float[Array, "*BT N H"]) -> Float[Array, "*BT D"]:
+def merge_heads(x: Float[AnyArray, "*BT N H"]) -> Float[Array, "*BT D"]:
     """Joins the heads, `[..., T, N, H] -> [..., T, D]`: the inverse of `split_heads`."""
     if x.ndim < 2:
         raise ValueError(f"x must be [..., T, N, H], got shape {list(x.shape)}")
-    return rearrange(x, "... n h -> ... (n h)")
+    return rearrange(jnp.asarray(x), "... n h -> ... (n h)")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from attention_jax._core.axes import AnyArray
 from attention_jax._core.numerics import NEG_INF, stats_dtype
 
 
@@ -36,8 +37,8 @@ class Stats(NamedTuple):
 
 
 def masked_softmax(
-    logits: Float[Array, "*shape"],
-    mask: Bool[Array, "*mask"] | None = None,
+    logits: Float[AnyArray, "*shape"],
+    mask: Bool[AnyArray, "*mask"] | None = None,
     axis: int = -1,
 ) -> Float[Array, "*shape"]:
     """The softmax over visible entries; rows sum to 1, or to 0 where nothing is visible.

@@ -10,10 +10,10 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array, Layout
+from attention_jax._core.axes import AnyArray, Layout
 
 
-def as_array(name: str, x: Any) -> Array:
+def as_array(name: str, x: Any) -> AnyArray:
     """`x` as a JAX array; a TypeError where it is no array at all."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}")

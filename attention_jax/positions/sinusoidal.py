@@ -1,13 +1,14 @@
 """Sinusoidal position encodings."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Real
 
+from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import as_array, check_count
 
 
 def sinusoidal(
-    positions: Int[Array, "*T"], features: int, *, base: float = 10_000.0
+    positions: Real[AnyArray, "*T"], features: int, *, base: float = 10_000.0
 ) -> Float[Array, "*T features"]:
     """The sinusoidal encoding of positions.
 
