@@ -12,7 +12,9 @@ References:
     arXiv 2312.04927 (the multi-query form).
 """
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,14 +81,20 @@ def loss(model: Recall, batch: Batch, key: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"]).mean()
 
 
-@nnx.jit
 def look(model: Recall, batch: Batch) -> dict[str, Array]:
     """Return held-out loss, share of right answers, and entropy / ln S."""
+    graph, state = nnx.split(model)
+    return _look(graph, state, batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _look(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
+    model: Recall = nnx.merge(graph, state)
     logits, entropy = model(batch["keys"], batch["values"], batch["asked"])
     right = jnp.argmax(logits, -1) == batch["answers"]
     every = optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"])
     return {
         "valid_loss": every.mean(),
-        "accuracy": right.mean(dtype=jax.numpy.float32),
+        "accuracy": right.mean(dtype=jnp.float32),
         "entropy": entropy.mean() / math.log(batch["keys"].shape[1]),
     }
