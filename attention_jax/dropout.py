@@ -62,7 +62,7 @@ def _bits(words: Array, streams: Array, positions: Any) -> Array:
 
 
 def keep(
-    row_bits: UInt32[Array, " Tb"], column_bits: UInt32[Array, " Sb"], rate: float
+    row_bits: UInt32[Array, " Tb"], column_bits: UInt32[Array, " Sb"], rate: float | int
 ) -> Bool[Array, "Tb Sb"]:
     """Which weights of one block of one head are kept: each with probability `1 - rate`."""
     x = row_bits[:, None] ^ column_bits[None, :]

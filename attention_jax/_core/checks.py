@@ -10,11 +10,11 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import AnyArray, Layout
+from attention_jax._core.axes import Layout
 
 
-def as_array(name: str, x: Any) -> AnyArray:
-    """`x` as a JAX array; a TypeError where it is no array at all."""
+def as_array(name: str, x: Any) -> Any:
+    """`x` itself, an array or its shape; a TypeError where it is neither."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}")
     return x

@@ -131,7 +131,7 @@ class Dot(ScoreRecipe):
 class ScaledDot(ScoreRecipe):
     """The dot product times a fixed scale, 1/√H by default; it has no parameters."""
 
-    scale: float | None = None
+    scale: float | int | None = None
 
     def build(self, values: Mapping[str, Array]) -> Score:
         """`scores.scaled_dot(scale)`."""
@@ -216,7 +216,7 @@ class Concat(_Hidden):
 class Cosine(ScoreRecipe):
     """Cosine similarity with a learned scale for each head, positive whatever the raw value."""
 
-    initial_scale: float = 10.0
+    initial_scale: float | int = 10.0
 
     def __post_init__(self) -> None:
         if not self.initial_scale > _FLOOR:

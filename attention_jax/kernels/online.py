@@ -103,11 +103,11 @@ def top_logits(head: Problem, rows: Rows) -> Array:
     def pair(x: Array) -> Array:
         row = every if x.shape[0] > 1 else jnp.zeros_like(every)
         column = rows.first if x.shape[1] > 1 else jnp.zeros_like(rows.first)
-        return x[row, column][:, None, None]
+        return jnp.asarray(x)[row, column][:, None, None]
 
     sides = Sides(
         query=jax.tree.map(lambda x: x[:, None], head.sides.query),
-        key=jax.tree.map(lambda x: x[rows.first][:, None], head.sides.key),
+        key=jax.tree.map(lambda x: jnp.asarray(x)[rows.first][:, None], head.sides.key),
         pair=jax.tree.map(pair, head.sides.pair),
     )
     spoiled = jnp.isnan(rows.lse)

@@ -49,7 +49,7 @@ class Static(NamedTuple):
     sizes: Shape
     guarded: bool
     may_hide: bool
-    dropout_rate: float
+    dropout_rate: float | int
     statistics: bool
 
 

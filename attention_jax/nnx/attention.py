@@ -100,7 +100,7 @@ class MultiHeadAttention(AttentionLayer):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         broadcast_dropout: bool = False,
-        dropout_rate: float = 0.0,
+        dropout_rate: float | int = 0.0,
         deterministic: bool | None = None,
         precision: Any = None,
         kernel_init: Initializer = KERNEL_INIT,

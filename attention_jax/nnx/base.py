@@ -23,7 +23,7 @@ class AttentionLayer(nnx.Module):
         self,
         *,
         mask: AnyMask,
-        dropout_rate: float,
+        dropout_rate: float | int,
         broadcast_dropout: bool = False,
         deterministic: bool | None,
         precision: Any,

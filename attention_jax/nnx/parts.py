@@ -87,8 +87,8 @@ class Parts:
     in_features: int
     mlp_features: int
     activation: Activation = jax.nn.relu
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
+    dropout_rate: float | int = 0.0
+    attention_dropout_rate: float | int = 0.0
     deterministic: bool | None = None
     num_kv_heads: int | None = None
     normalize_qk: bool = False

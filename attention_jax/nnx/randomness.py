@@ -18,14 +18,14 @@ from attention_jax._core.checks import check_rate
 AnyRngs = nnx.Rngs | nnx.RngStream | None
 
 
-def fork_stream(rngs: nnx.Rngs, rate: float) -> nnx.RngStream | None:
+def fork_stream(rngs: nnx.Rngs, rate: float | int) -> nnx.RngStream | None:
     """A "dropout" stream for a layer to keep; None where it needs none or `rngs` has none."""
     if rate == 0.0 or not ("dropout" in rngs or "default" in rngs):
         return None
     return rngs.dropout.fork()
 
 
-def is_training(name: str, rate: float, call: bool | None, constructed: bool | None) -> bool:
+def is_training(name: str, rate: float | int, call: bool | None, constructed: bool | None) -> bool:
     """Whether a layer drops anything out now.
 
     Args:
@@ -78,7 +78,7 @@ class Dropout(nnx.Module):
     """
 
     def __init__(
-        self, rate: float, *, name: str, deterministic: bool | None, rngs: nnx.Rngs
+        self, rate: float | int, *, name: str, deterministic: bool | None, rngs: nnx.Rngs
     ) -> None:
         self.rate = check_rate("dropout_rate", rate)
         self.name = name

@@ -35,7 +35,7 @@ def dot() -> ScoreRecipe:
     return recipes.Dot()
 
 
-def scaled_dot(scale: float | None = None) -> ScoreRecipe:
+def scaled_dot(scale: float | int | None = None) -> ScoreRecipe:
     """The scaled dot product, `e = scale · q · k`; no parameters.
 
     For a scale that trains, give `attention_jax.scores.scaled_dot` an array.
@@ -116,7 +116,7 @@ def concat(
     return recipes.Concat(hidden_features, shared, activation)
 
 
-def cosine(initial_scale: float = 10.0) -> ScoreRecipe:
+def cosine(initial_scale: float | int = 10.0) -> ScoreRecipe:
     """Cosine similarity with a learned scale, `e = (softplus(r) + 1e-4) · cos(q, k)`.
 
     There is one raw parameter r for each head; whatever its value, the scale is positive, so no

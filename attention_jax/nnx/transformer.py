@@ -95,7 +95,7 @@ class Transformer(nnx.Module):
         norm: str = "post",
         tie_output: bool = True,
         share_embedding: bool = False,
-        dropout_rate: float = 0.0,
+        dropout_rate: float | int = 0.0,
         deterministic: bool | None = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,

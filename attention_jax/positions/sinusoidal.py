@@ -8,7 +8,7 @@ from attention_jax._core.checks import as_array, check_count
 
 
 def sinusoidal(
-    positions: Real[AnyArray, "*T"], features: int, *, base: float = 10_000.0
+    positions: Real[AnyArray, "*T"], features: int, *, base: float | int = 10_000.0
 ) -> Float[Array, "*T features"]:
     """The sinusoidal encoding of positions.
 

@@ -82,7 +82,7 @@ class Temperature(Modified):
 class SoftCap(Modified):
     """`cap · tanh(score / cap)`."""
 
-    cap: float = static()
+    cap: float | int = static()
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "soft_cap", {"score": self.score, "cap": self.cap}
@@ -97,8 +97,8 @@ class SoftCap(Modified):
 class Clip(Modified):
     """`min(max(score, low), high)`."""
 
-    low: float = static()
-    high: float = static()
+    low: float | int = static()
+    high: float | int = static()
 
     def change(self, scores: Array) -> Array:
         """Clips; the gradient is 0 outside."""
@@ -178,7 +178,7 @@ def temperature(score: Score, tau: Any) -> Score:
     return Temperature(_score(score), tau)
 
 
-def soft_cap(score: Score, cap: float) -> Score:
+def soft_cap(score: Score, cap: float | int) -> Score:
     """`cap · tanh(score / cap)`: scores stay within ±cap, with a gradient everywhere.
 
     Args:
@@ -196,7 +196,7 @@ def soft_cap(score: Score, cap: float) -> Score:
     return SoftCap(_score(score), float(cap))
 
 
-def clip(score: Score, low: float, high: float) -> Score:
+def clip(score: Score, low: float | int, high: float | int) -> Score:
     """`min(max(score, low), high)`; no gradient flows where it clips.
 
     Args:

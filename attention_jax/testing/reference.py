@@ -88,7 +88,7 @@ def reference_attention(
     scores: Numbers | None = None,
     mask: Numbers | None = None,
     bias: Numbers | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: float | int = 0.0,
     dropout_mask: Numbers | None = None,
 ) -> Reference:
     """Attention in float64: out_t = Σ_s softmax_s(score(q_t, k_s) + bias_ts) · v_s over visible s.
@@ -157,7 +157,7 @@ def reference_gradients(
     scores: Numbers | None = None,
     mask: Numbers | None = None,
     bias: Numbers | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: float | int = 0.0,
     dropout_mask: Numbers | None = None,
 ) -> Gradients:
     """The gradient of `Σ d_out·out + Σ d_lse·lse + Σ d_entropy·entropy`, in closed form.

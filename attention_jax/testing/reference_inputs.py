@@ -41,7 +41,7 @@ def read_inputs(
     scores: Numbers | None,
     mask: Numbers | None,
     bias: Numbers | None,
-    dropout_rate: float,
+    dropout_rate: float | int,
     dropout_mask: Numbers | None,
 ) -> Inputs:
     """Check the request and bring it into one shape."""

@@ -1,0 +1,122 @@
+"""The front door: mistakes are named, empty axes are legal, the plan is what runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+QUERY, KEY, VALUE = normal(2, 5, 4, 8), normal(2, 7, 2, 8), normal(2, 7, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"key": KEY[..., :6]}, ValueError, r"query depth 8 and key depth 6 must match \(H\)"),
+        ({"value": VALUE[:, :6]}, ValueError, r"key length 7 and value length 6 must match \(S\)"),
+        ({"value": VALUE[:, :, :1]}, ValueError, r"key heads 2 and value heads 1 must match"),
+        ({"key": KEY[:1]}, ValueError, r"query and key must have the same batch axes"),
+        ({"query": QUERY[:, :, :3]}, ValueError, r"N = 3.*multiple.*K = 2"),
+        ({"query": QUERY[0, 0]}, ValueError, r"query must be \[\*B, T, N, H\], got \[4, 8\]"),
+        ({"query": QUERY.astype(int)}, TypeError, "query must be floating"),
+        ({"key": [1.0]}, TypeError, "key must be an array, got list"),
+        ({"mask": np.ones((5, 7), np.float32)}, TypeError, "bias"),
+        ({"mask": np.ones((5, 6), bool)}, ValueError, r"mask has shape \[5, 6\].*\[..., 5, 7\]"),
+        ({"bias": np.ones((5, 7), bool)}, TypeError, "mask"),
+        ({"bias": np.ones((3, 5, 7), np.float32)}, ValueError, r"bias has shape \[3, 5, 7\]"),
+        ({"query_positions": np.arange(4)}, ValueError, r"query_positions has shape \[4\]"),
+        ({"key_positions": np.ones(7)}, TypeError, "key_positions must be integers"),
+        ({"dropout_rate": 1.0}, ValueError, r"dropout_rate must lie in \[0, 1\), got 1.0"),
+        ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
+        ({"implementation": "fast"}, ValueError, "implementation must be one of 'dense'"),
+        ({"implementation": ()}, ValueError, "empty sequence"),
+        ({"block_size": 0, "implementation": "flash"}, ValueError, "block_size must be at least 1"),
+        ({"block_size": 8, "implementation": "dense"}, NotImplementedError, "no block_size"),
+        ({"score": "dot"}, TypeError, "score"),
+    ],
+)
+def test_mistakes(change, error, message):
+    arguments = {"query": QUERY, "key": KEY, "value": VALUE, **change}
+    with pytest.raises(error, match=message):
+        aj.attend(**arguments)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+@pytest.mark.parametrize(("T", "S", "B"), [(0, 7, 2), (5, 0, 2), (0, 0, 2), (5, 7, 0)])
+def test_empty_axes(implementation, T, S, B):
+    query, key, value = QUERY[:B, :T], KEY[:B, :S], VALUE[:B, :S]
+    out, stats = aj.attend_with_stats(query, key, value, implementation=implementation)
+    assert out.shape == (B, T, 4, 3)
+    assert not np.any(out)
+    assert stats.lse.shape == (B, 4, T)
+    assert np.all(stats.lse == -np.inf)
+    assert not np.any(stats.entropy)
+    assert aj.attention_weights(query, key).shape == (B, 4, T, S)
+
+
+def test_statistics_are_those_of_the_weights():
+    out, stats = aj.attend_with_stats(QUERY, KEY, VALUE, implementation="flash", block_size=3)
+    logits = np.asarray(aj.scores.scaled_dot_score(QUERY, KEY), np.float64)
+    lse = np.log(np.exp(logits).sum(-1))
+    p = np.exp(logits - lse[..., None])
+    np.testing.assert_allclose(stats.lse, lse, rtol=1e-5)
+    np.testing.assert_allclose(stats.entropy, -(p * np.log(p)).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(stats.max_logit, logits.max(-1), rtol=1e-5)
+    np.testing.assert_allclose(aj.attention_weights(QUERY, KEY), p, rtol=1e-5, atol=1e-7)
+    assert out.shape == (2, 5, 4, 3)
+
+
+def test_a_sequence_is_tried_in_order():
+    plan = aj.explain(QUERY, KEY, VALUE, implementation=("dense", "flash"), block_size=4)
+    assert plan.implementation == "flash"
+    assert "block_size" in plan.reasons["dense"]
+
+
+def test_the_plan_counts_blocks():
+    shape = jax.ShapeDtypeStruct((1, 64, 2, 8), jnp.float32)
+    plan = aj.explain(
+        shape, shape, shape, mask=aj.masks.causal(), implementation="flash", block_size=16
+    )
+    assert (plan.visited, plan.partial, plan.skipped) == (10, 4, 6)
+    assert plan.block_size == (16, 16)
+    text = str(plan)
+    assert "10 visited (4 partial), 6 skipped" in text
+    padded = aj.explain(
+        QUERY, KEY, VALUE, mask=aj.masks.padding(np.array([3, 7])), implementation="blockwise",
+        block_size=4,
+    )  # fmt: skip
+    assert padded.visited + padded.skipped == 2 * 2 * 2
+    assert padded.skipped == 2
+
+
+@pytest.mark.parametrize("implementation", ["dense", "flash"])
+def test_precision_reaches_the_products(implementation):
+    def count(precision):
+        f = lambda q: aj.attend(  # noqa: E731
+            q, KEY, VALUE, precision=precision, implementation=implementation
+        ).sum()
+        return str(jax.make_jaxpr(jax.grad(f))(QUERY)).count("HIGHEST")
+
+    assert count("highest") > count(None)
+    assert count(jax.lax.Precision.HIGHEST) == count("highest")
+
+
+def test_eager_calls_compile_once():
+    calls = []
+
+    def score(q, k, t, s):
+        calls.append(1)
+        return q @ k.T
+
+    custom = aj.scores.custom(score)
+    for _ in range(3):
+        aj.attend(QUERY, KEY, VALUE, score=custom, implementation="flash")
+    assert len(calls) == 1
