@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,9 +27,13 @@ def _normal(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def _model(**options):
-    options = {"rngs": nnx.Rngs(0), **options}
-    return Transformer(2, 2, 8, 16, 11, 13, **options)
+def _model(layers=1, **options):
+    return Transformer(layers, 2, 8, 16, 11, 13, rngs=nnx.Rngs(0), **options)
+
+
+@nnx.jit
+def _run(model, source, target, mask=None):
+    return model(source, target, mask)
 
 
 def _layer_norm(norm, x):
@@ -184,7 +189,7 @@ def test_padding_changes_nothing(cross):
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], -1)[..., 0]
         return jnp.sum(jnp.where(real, picked, 0.0))
 
-    gradient = nnx.jit(nnx.value_and_grad(loss))
+    gradient, value = nnx.jit(nnx.value_and_grad(loss)), nnx.jit(loss)
     target = TARGET[1:].at[:, 3:].set(0)
     real = jnp.arange(5)[None] < 3
     padded = gradient(model, SOURCE[1:], target, SOURCE[1:] > 0, real)
@@ -193,9 +198,9 @@ def test_padding_changes_nothing(cross):
     chex.assert_trees_all_close(
         nnx.to_pure_dict(padded[1]), nnx.to_pure_dict(alone[1]), rtol=1e-3, atol=1e-5
     )
-    by_length = gradient(model, SOURCE[1:], target, aj.masks.padding(jnp.array([3])), real)
-    np.testing.assert_allclose(by_length[0], alone[0], rtol=1e-5)
-    assert not np.allclose(gradient(model, SOURCE[1:], target, None, real)[0], alone[0], rtol=1e-4)
+    by_length = value(model, SOURCE[1:], target, aj.masks.padding(jnp.array([3])), real)
+    np.testing.assert_allclose(by_length, alone[0], rtol=1e-5)
+    assert not np.allclose(value(model, SOURCE[1:], target, None, real), alone[0], rtol=1e-4)
 
 
 def test_a_sentence_that_is_all_padding_stays_finite():
@@ -213,14 +218,13 @@ def test_a_sentence_that_is_all_padding_stays_finite():
 @pytest.mark.parametrize("cross", [{}, {"cross_attention": "mean"}], ids=["attention", "mean"])
 def test_the_decoder_does_not_look_ahead_and_sees_the_whole_source(cross):
     model = _model(**cross)
-    run = nnx.jit(lambda model, source, target, mask: model(source, target, mask))
-    before = np.asarray(run(model, SOURCE, TARGET, SOURCE > 0))
+    before = np.asarray(_run(model, SOURCE, TARGET, SOURCE > 0))
     for place in range(5):
-        after = run(model, SOURCE, TARGET.at[:, place].set(12), SOURCE > 0)
+        after = _run(model, SOURCE, TARGET.at[:, place].set(12), SOURCE > 0)
         changed = np.any(before != np.asarray(after), -1)
         np.testing.assert_array_equal(changed, np.broadcast_to(np.arange(5) >= place, (2, 5)))
     for place in range(7):
-        after = run(model, SOURCE.at[:, place].set(10), TARGET, SOURCE > 0)
+        after = _run(model, SOURCE.at[:, place].set(10), TARGET, SOURCE > 0)
         changed = np.any(before != np.asarray(after), -1)
         np.testing.assert_array_equal(
             changed, np.asarray(SOURCE > 0)[:, place, None] & np.ones(5, bool)
@@ -229,26 +233,28 @@ def test_the_decoder_does_not_look_ahead_and_sees_the_whole_source(cross):
 
 def test_batch_axes_are_free():
     model = _model()
-    together = model(SOURCE, TARGET, SOURCE > 0)
-    alone = model(SOURCE[1], TARGET[1], SOURCE[1] > 0)
+    together = _run(model, SOURCE, TARGET, SOURCE > 0)
+    alone = _run(model, SOURCE[1], TARGET[1], SOURCE[1] > 0)
     np.testing.assert_allclose(together[1], alone, rtol=1e-5, atol=1e-5)
-    four = model(SOURCE[None], TARGET[None], (SOURCE > 0)[None])
+    four = _run(model, SOURCE[None], TARGET[None], (SOURCE > 0)[None])
     np.testing.assert_allclose(four[0], together, rtol=1e-5, atol=1e-5)
 
 
 def test_masks_may_be_objects_token_masks_or_masks_of_pairs():
     model = _model()
-    expected = model(SOURCE, TARGET, aj.masks.padding(jnp.array([7, 3])))
+    expected = _run(model, SOURCE, TARGET, aj.masks.padding(jnp.array([7, 3])))
     for mask in (SOURCE > 0, (SOURCE > 0)[:, None, None, :], np.asarray(SOURCE > 0)):
-        np.testing.assert_allclose(model(SOURCE, TARGET, mask), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            _run(model, SOURCE, TARGET, mask), expected, rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("cross", [{"cross_score": "cosine"}, {"cross_attention": "mean"}], ids=str)
 def test_pictures_and_statistics_of_cross_attention(cross):
-    model = _model(norm="pre", **cross)
+    model = _model(layers=2, norm="pre", **cross)
     heads = 1 if "cross_attention" in cross else 2
-    weights = model.cross_attention_weights(SOURCE, TARGET, SOURCE > 0)
-    stats = model.cross_attention_stats(SOURCE, TARGET, SOURCE > 0)
+    look = nnx.jit(lambda m, *a: (m.cross_attention_weights(*a), m.cross_attention_stats(*a)))
+    weights, stats = look(model, SOURCE, TARGET, SOURCE > 0)
     assert weights.shape == (2, 2, heads, 5, 7)
     assert stats.entropy.shape == stats.lse.shape == stats.max_logit.shape == (2, 2, heads, 5)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
@@ -281,14 +287,14 @@ def test_statistics_keep_nothing_of_size_t_s():
     def sizes(jaxpr):
         for equation in jaxpr.eqns:
             yield from (variable.aval.size for variable in equation.outvars)
-            for inner in jax.core.jaxprs_in_params(equation.params):
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
                 yield from sizes(inner)
 
     assert max(sizes(jax.make_jaxpr(run)(state, ids).jaxpr)) < 96 * 96
 
 
 def test_scores_are_chosen_apart():
-    model = _model(score="general", cross_score=additive(3))
+    model = _model(layers=2, score="general", cross_score=additive(3))
     layer = model.decoder.layers[1]
     assert repr(layer.self_attention.score.recipe) == "general()"
     assert layer.cross_attention.score.w_query.shape == (2, 4, 3)
@@ -305,27 +311,25 @@ def test_one_embedding_for_both_languages():
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_mixed_precision(norm):
-    dtypes = {"dtype": jnp.bfloat16, "param_dtype": jnp.float32}
-    model = _model(norm=norm, cross_score="additive", **dtypes)
-    full = _model(norm=norm, cross_score="additive")
-    logits = model(SOURCE, TARGET, SOURCE > 0)
-    chex.assert_type(logits, jnp.bfloat16)
-    chex.assert_type(model.encode(SOURCE), jnp.bfloat16)
+    model = _model(norm=norm, cross_score="additive", dtype=jnp.bfloat16, param_dtype=jnp.float32)
     chex.assert_type(jax.tree.leaves(nnx.state(model, nnx.Param)), jnp.float32)
-    expected = full(SOURCE, TARGET, SOURCE > 0)
-    np.testing.assert_allclose(logits.astype(jnp.float32), expected, atol=0.1)
 
     def loss(model):
-        return jnp.sum(model(SOURCE, TARGET, SOURCE > 0).astype(jnp.float32) ** 2)
+        logits = model(SOURCE, TARGET, SOURCE > 0)
+        memory = model.encode(SOURCE, SOURCE > 0)
+        return jnp.sum(logits.astype(jnp.float32) ** 2), (logits, memory)
 
-    gradients = nnx.jit(nnx.grad(loss))(model)
+    gradients, outputs = nnx.jit(nnx.grad(loss, has_aux=True))(model)
+    chex.assert_type(outputs, jnp.bfloat16)
     chex.assert_type(jax.tree.leaves(gradients), jnp.float32)
+    full = _run(_model(norm=norm, cross_score="additive"), SOURCE, TARGET, SOURCE > 0)
+    np.testing.assert_allclose(outputs[0].astype(jnp.float32), full, atol=0.1)
 
 
 def test_low_precision_parameters():
     model = _model(param_dtype=jnp.bfloat16, norm="pre", tie_output=False)
     chex.assert_type(jax.tree.leaves(nnx.state(model, nnx.Param)), jnp.bfloat16)
-    chex.assert_type(model(SOURCE, TARGET), jnp.bfloat16)
+    chex.assert_type(_run(model, SOURCE, TARGET), jnp.bfloat16)
 
 
 def test_options_reach_every_layer():
@@ -337,5 +341,8 @@ def test_options_reach_every_layer():
         assert attention.query_ln is not None
     dense = _model(implementation="dense", num_kv_heads=1, normalize_qk=True)
     np.testing.assert_allclose(
-        model(SOURCE, TARGET, SOURCE > 0), dense(SOURCE, TARGET, SOURCE > 0), rtol=1e-4, atol=1e-4
+        _run(model, SOURCE, TARGET, SOURCE > 0),
+        _run(dense, SOURCE, TARGET, SOURCE > 0),
+        rtol=1e-4,
+        atol=1e-4,
     )
