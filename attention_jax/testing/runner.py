@@ -167,7 +167,13 @@ class Runner:
         return out, gradients
 
     def compare(
-        self, what: str, got: Any, expected: np.ndarray, dtype: Any, precision: Any = None
+        self,
+        what: str,
+        got: Any,
+        expected: np.ndarray,
+        dtype: Any,
+        precision: Any = None,
+        slack: float = 1.0,
     ) -> None:
         """A Mismatch unless `got` has the expected shape, dtype and numbers.
 
@@ -177,6 +183,7 @@ class Runner:
             expected: the reference's, in float64.
             dtype: the dtype the result must have.
             precision: the dtype the computation was in, where that is another one.
+            slack: a factor on the tolerances.
         """
         got = np.asarray(got)
         if got.shape != expected.shape:
@@ -186,8 +193,8 @@ class Runner:
         if not got.size:
             return
         names = {np.dtype(dtype).name, np.dtype(precision or dtype).name}
-        rtol = max(self.tolerances[name][0] for name in names)
-        atol = max(self.tolerances[name][1] for name in names)
+        rtol = slack * max(self.tolerances[name][0] for name in names)
+        atol = slack * max(self.tolerances[name][1] for name in names)
         atol *= max(1.0, float(np.abs(expected).max()))
         error = np.abs(got.astype(np.float64) - expected)
         excess = np.where(np.isfinite(error), error - atol - rtol * np.abs(expected), np.inf)
