@@ -38,8 +38,8 @@ def test_every_kernel_on_a_cpu_has_a_row():
     assert set(KERNELS) - elsewhere <= {implementation for implementation, _, _ in ROWS.values()}
 
 
-# What every attention of JAX and Flax can do. All lack: empty rows (they give the mean of the
-# values, or NaN where a bias is -inf), NaN in masked keys, mixed dtypes, other scores, mask objects.
+# What every attention of JAX and Flax can do. All lack: empty rows (they give the mean, or NaN
+# where a bias is -inf), NaN in masked keys, mixed dtypes, other scores, mask objects.
 # Derivatives of higher order and transformations are JAX's own there, and not tried.
 THEIRS = {
     "mask", "bias", "broadcast", "lengths", "no_batch", "gradients", "bias_gradient", "bfloat16",
