@@ -1,6 +1,5 @@
 """One block of one head: cut it out, score it, mask it, weigh the values by it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from attention_jax._core.numerics import NEG_INF, matmul, stats_dtype
 from attention_jax._core.term import Sides
 from attention_jax.dropout import keep
 from attention_jax.kernels.problem import Problem, Static, part
-from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
+from attention_jax.kernels.walk import block_start
 from attention_jax.masks.mask import View, spread
 
 
@@ -28,7 +27,7 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
         return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
 
     def one(side: dict[str, Any], index: Any, size: int, length: int) -> dict[str, Any]:
-        at = jnp.minimum(index * size, length - size) if length % size else index * size
+        at = block_start(index, size, length)
         new = jax.tree.map(lambda x: rows(x, at, size, 0), side)
         if length % size:
             new["own"] = at + jnp.arange(size) >= index * size
@@ -36,10 +35,7 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
 
     query = one(problem.sides.query, i, block[0], T)
     key = one(problem.sides.key, j, block[1], S)
-    starts = tuple(
-        jnp.minimum(index * size, length - size)
-        for index, size, length in zip((i, j), block, (T, S), strict=True)
-    )
+    starts = block_start(i, block[0], T), block_start(j, block[1], S)
     pair = jax.tree.map(
         lambda x: rows(rows(x, starts[0], block[0], 0), starts[1], block[1], 1), problem.sides.pair
     )
@@ -114,28 +110,3 @@ def accumulator(problem: Problem) -> np.dtype:
     leaves = jax.tree.leaves((problem.sides.query["term"], problem.sides.key["term"]))
     floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     return stats_dtype(*floats, problem.sides.key["value"].dtype)
-
-
-def kinds_present(kinds: Any) -> tuple[int, ...]:
-    """The kinds of block that occur, all three where they are traced."""
-    if isinstance(kinds, np.ndarray):
-        return tuple(int(kind) for kind in np.unique(kinds))
-    return (SKIPPED, PARTIAL, FULL)
-
-
-def by_kind(
-    present: tuple[int, ...],
-    kind: Array,
-    visit: Callable[[Any, bool], Any],
-    skip: Callable[[Any, bool], Any],
-    state: Any,
-) -> Any:
-    """`visit(state, partial)` or `skip(state, _)`, as the block's kind tells; one branch where one occurs."""
-
-    def branch(kind: int) -> Callable[[Any], Any]:
-        return lambda state: (skip if kind == SKIPPED else visit)(state, kind == PARTIAL)
-
-    if len(present) == 1:
-        return branch(present[0])(state)
-    index = jnp.searchsorted(np.asarray(present, np.int32), kind.astype(jnp.int32))
-    return jax.lax.switch(index, [branch(kind) for kind in present], state)

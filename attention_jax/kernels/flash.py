@@ -14,7 +14,6 @@ References:
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,19 +26,17 @@ from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import (
     accumulator,
-    by_kind,
     cut,
     drop,
-    kinds_present,
     mask_logits,
     raw_logits,
     weights_times,
 )
-from attention_jax.kernels.online import Rows, close, start, top_logits, update
+from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
-from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
+from attention_jax.kernels.walk import block_start, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -67,11 +64,19 @@ def run(request: Request) -> Result:
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
 
 
-class Walk(NamedTuple):
-    """The order of a walk over known blocks: kinds as bytes, so that it is hashable."""
+class Known(NamedTuple):
+    """Kinds of blocks that are known while tracing, as bytes, so that they are hashable."""
 
     shape: tuple[int, int]
     kinds: bytes
+
+
+class Change(NamedTuple):
+    """Tangents of a query block's rows: out `[Tb, V]`, lse and mean `[Tb]`."""
+
+    out: Array
+    lse: Array
+    mean: Array
 
 
 class Spec(NamedTuple):
@@ -81,14 +86,17 @@ class Spec(NamedTuple):
     floating: tuple[bool, ...]
     facts: Static
     block: tuple[int, int]
-    walk: Walk | None
+    known: Known | None
     precision: Any
 
     def problem(self, floats: list[Any], others: list[Any]) -> tuple[Problem, Any]:
-        """The problem and its traced kinds, put together again."""
+        """The problem and the kinds of its blocks, put together again."""
         a, b = iter(floats), iter(others)
         leaves = [next(a) if flag else next(b) for flag in self.floating]
-        return jax.tree.unflatten(self.structure, leaves)
+        head, kinds = jax.tree.unflatten(self.structure, leaves)
+        if self.known is not None:
+            kinds = np.frombuffer(self.known.kinds, np.int8).reshape(self.known.shape)
+        return head, kinds
 
 
 def attend_head(
@@ -96,12 +104,12 @@ def attend_head(
 ) -> Rows:
     """One head of one example."""
     known = isinstance(kinds, np.ndarray)
-    walk = Walk(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
+    static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
     leaves, structure = jax.tree.flatten((head, None if known else kinds))
     floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
     others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
-    spec = Spec(structure, floating, facts, block, walk, precision)
+    spec = Spec(structure, floating, facts, block, static_kinds, precision)
     return _flash(spec, floats, others)
 
 
@@ -110,14 +118,16 @@ def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     head, kinds = spec.problem(floats, others)
     layout = spec.facts.layout
 
-    def visit(state: Any, i: Any, j: Any, partial: bool) -> Any:
-        at = jnp.minimum(j * spec.block[1], layout.S - spec.block[1])
+    def begin(i: Array) -> Online:
+        return start(spec.block[0], layout.V, accumulator(head))
+
+    def visit(state: Online, i: Array, j: Array, partial: bool) -> Online:
+        at = block_start(j, spec.block[1], layout.S)
         block = cut(head, spec.facts, spec.block, i, j)
         return update(state, block, spec.facts, at, partial=partial)
 
     with precision_of_products(spec.precision):
-        state = start(layout.T, layout.V, accumulator(head))
-        return close(walk(spec, kinds, state, visit))
+        return walk(layout.T, spec.block[0], kinds, begin, visit, lambda i, state: close(state))
 
 
 @functools.partial(_flash.defjvp, symbolic_zeros=True)
@@ -137,7 +147,14 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
 
     lse = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.lse)  # an empty row has weights 0
 
-    def visit(state: Rows, i: Any, j: Any, partial: bool) -> Rows:
+    def rows_of(x: Array, i: Array) -> Array:
+        at = block_start(i, spec.block[0], facts.layout.T)
+        return jax.lax.dynamic_slice_in_dim(x, at, spec.block[0])
+
+    def begin(i: Array) -> Change:
+        return Change(*(jnp.zeros_like(rows_of(x, i)) for x in rows[:3]))
+
+    def visit(state: Change, i: Array, j: Array, partial: bool) -> Change:
         def score(moving: list[Any]) -> tuple[tuple[Array, Array], Problem]:
             block = cut(head_of(moving), facts, spec.block, i, j)
             value = block.sides.key["value"]
@@ -148,8 +165,7 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         (raw, value), (d_logits, d_value), block = jax.jvp(
             score, (moving,), (velocity,), has_aux=True
         )
-        at = _start(i, spec.block[0], facts.layout.T)
-        row_lse = jax.lax.dynamic_slice_in_dim(lse, at, spec.block[0])[:, None]
+        row_lse = rows_of(lse, i)[:, None]
         logits = mask_logits(block, facts, raw, partial=partial).astype(row_lse.dtype)
         weights = jnp.exp(logits - row_lse)
         d_logits = d_logits.astype(logits.dtype)
@@ -162,58 +178,14 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         if facts.statistics:
             seen = jnp.where(logits == NEG_INF, 0, logits)
             d_mean = d_mean + jnp.sum(change * (seen + 1), axis=-1)
-        return Rows(state.out + d_out, state.lse + jnp.sum(change, axis=-1), d_mean, state.first)
+        return Change(state.out + d_out, state.lse + jnp.sum(change, axis=-1), d_mean)
+
+    def end(i: Array, state: Change) -> Change:
+        out, lse, mean = state
+        d_out = out - rows_of(rows.out, i) * lse[:, None]
+        return Change(d_out, lse, mean - rows_of(rows.mean, i) * lse)
 
     with precision_of_products(spec.precision):
-        zeros = jax.tree.map(jnp.zeros_like, rows)
-        change = walk(spec, kinds, zeros, visit)
-    d_out = change.out - rows.out * change.lse[:, None]
-    d_mean = change.mean - rows.mean * change.lse
+        change = walk(facts.layout.T, spec.block[0], kinds, begin, visit, end)
     no_tangent = np.zeros(rows.first.shape, jax.dtypes.float0)
-    return rows, Rows(d_out, change.lse, d_mean, no_tangent)
-
-
-def _start(index: Any, size: int, length: int) -> Any:
-    return jnp.minimum(index * size, length - size) if length % size else index * size
-
-
-def walk(
-    spec: Spec, kinds: Any, carry: Any, visit: Callable[[Any, Any, Any, bool], Any]
-) -> Any:
-    """Visits the blocks; `visit(state, i, j, partial)` maps the state of block i's rows.
-
-    The carry holds the state of all rows, `[T, ...]`. Known kinds give two loops over exactly the
-    blocks to visit, the full ones and the partial ones; traced kinds one loop over all, in which a
-    skipped block costs a branch not taken.
-    """
-    length, size = spec.facts.layout.T, spec.block[0]
-
-    def step(present: tuple[int, ...]) -> Callable[[Any, Any], tuple[Any, None]]:
-        def body(carry: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
-            i, j, kind = xs
-            at = _start(i, size, length)
-            rows = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, size), carry)
-            rows = by_kind(
-                present, kind, lambda rows, partial: visit(rows, i, j, partial), _unchanged, rows
-            )
-            return jax.tree.map(
-                lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, at, 0), carry, rows
-            ), None
-
-        return jax.checkpoint(body, prevent_cse=False)
-
-    if spec.walk is None:
-        nT, nS = kinds.shape
-        i, j = (x.ravel().astype(np.int32) for x in np.indices((nT, nS)))
-        return jax.lax.scan(step(kinds_present(kinds)), carry, (i, j, kinds.ravel()))[0]
-    plane = np.frombuffer(spec.walk.kinds, np.int8).reshape(spec.walk.shape)
-    for kind in (FULL, PARTIAL):
-        i, j = (x.astype(np.int32) for x in np.nonzero(plane == kind))
-        if i.size:
-            xs = (i, j, np.full(i.shape, kind, np.int8))
-            carry = jax.lax.scan(step((kind,)), carry, xs)[0]
-    return carry
-
-
-def _unchanged(rows: Any, partial: bool) -> Any:
-    return rows
+    return rows, Rows(*change, no_tangent)
