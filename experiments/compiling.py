@@ -1,6 +1,7 @@
 """Compiling in less time, for programs that run minutes, not days."""
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,11 +23,12 @@ _WANTED: tuple[tuple[str, Any], ...] = (
 def compiler_options() -> dict[str, Any]:
     """Return XLA's options for quick compiling on a CPU, those of them that this version knows.
 
-    Elsewhere there are none. The cost study does not use them: what it times is what users get.
+    Elsewhere there are none, nor where XLA_FLAGS has its own. The cost study does not use them: what it times is what users get.
     """
     if jax.default_backend() != "cpu":
         return {}
-    return {name: value for name, value in _WANTED if _known(name, value)}
+    given = os.environ.get("XLA_FLAGS", "")
+    return {n: value for n, value in _WANTED if n not in given and _known(n, value)}
 
 
 def _known(name: str, value: Any) -> bool:

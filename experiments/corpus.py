@@ -39,6 +39,7 @@ class Corpus:
     valid: tuple[model.Arrays, ...]
     test: tuple[Batch, ...]
     left_out: Mapping[str, int]
+    longest_trained: int
 
     @classmethod
     def load(cls, options: "Compare", seed: int) -> "Corpus":
@@ -53,13 +54,14 @@ class Corpus:
             languages=options.languages,
         )
         source, target = train_tokenizers(dataset, size=options.pieces)
-        most = options.max_length
+        learn = encode(dataset.train, source, target, max_length=options.max_length)
+        most = min(options.max_length, _covering(learn.lengths.max(1), options.cover or 1.0))
         learn = encode(dataset.train, source, target, max_length=most)
         watch = encode(dataset.valid, source, target, max_length=most)
         shapes = choose_shapes(np.concatenate([learn.lengths, watch.lengths]), options.shapes)
         if not options.beyond:
             dataset, dropped = _within(dataset, source, target, shapes[-1])
-        test = encode(dataset.test, source, target, max_length=most, truncate=True)
+        test = encode(dataset.test, source, target, max_length=options.max_length, truncate=True)
         size = options.batch_size
         # Two shapes at most, the first one that of training: each is compiled for every model.
         longest = np.maximum(test.lengths.max(0), shapes[-1])
@@ -74,6 +76,7 @@ class Corpus:
                 model.arrays(b) for b in eval_batches(watch, batch_size=size, shapes=shapes[-1:])
             ),
             test=tuple(eval_batches(test, batch_size=size, shapes=tuple(both))),
+            longest_trained=max(dataset.length(dataset.train[i].source) for i in learn.index),
             left_out={"train": learn.left_out, "test": 0 if options.beyond else dropped},
         )
 
@@ -101,7 +104,7 @@ class Corpus:
             "left_out_as_too_long": dict(self.left_out),
             "unit": data.unit,
             "vocabulary": {"source": self.source.size, "target": self.target.size},
-            "longest_trained": data.longest_trained,
+            "longest_trained": self.longest_trained,
             "batch_shapes": [list(shape) for shape in self.train.shapes],
             "aligned": data.aligned,
             "bleu_tokenize": data.bleu_tokenize,
@@ -128,16 +131,19 @@ class Corpus:
         return [i for i in firsts if i is not None]
 
 
+def _covering(lengths: np.ndarray, share: float) -> int:
+    """Return the length, a multiple of 4, that holds at least this share of the sentences."""
+    return int(-(-np.quantile(lengths, share, method="higher") // 4) * 4)
+
+
 def _within(
     dataset: Dataset, source: Tokenizer, target: Tokenizer, shape: tuple[int, int]
 ) -> tuple[Dataset, int]:
-    """Return the data without test sentences longer than what is trained on, and how many these are."""
+    """Return the data with test sentences no longer than what is trained on, and how many go."""
     kept = tuple(
         pair
         for pair in dataset.test
-        if dataset.length(pair.source) <= dataset.longest_trained
-        and len(source.encode(pair.source)) < shape[0]
-        and len(target.encode(pair.target)) < shape[1]
+        if len(source.encode(pair.source)) < shape[0] and len(target.encode(pair.target)) < shape[1]
     )
     # If nothing is left, Dataset says that the split is empty.
     return dataclasses.replace(dataset, test=kept), len(dataset.test) - len(kept)

@@ -181,7 +181,7 @@ def _step(graph: Any, unravel: Any, loss: Any, optimizer: optax.GradientTransfor
 
         value, gradient = jax.value_and_grad(objective)(unravel(flat))
         gradient, _ = ravel_pytree(gradient)
-        norm = optax.global_norm(gradient)
+        norm = jnp.linalg.norm(gradient)
         updates, new_moments = optimizer.update(gradient, moments, flat)
         # A step whose loss or gradient is not finite changes nothing: the model before it is the
         # one that can be examined.

@@ -41,7 +41,7 @@ class Compare(StudyOptions):
     """Training steps of each model."""
     batch_size: int | None = None
     """Sentences in a batch."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-3
     """The highest learning rate, after the warm-up."""
     layers: int | None = None
     """Layers of the encoder, and of the decoder."""
@@ -57,6 +57,8 @@ class Compare(StudyOptions):
     """Test sentences to make or use at most."""
     max_length: int = 80
     """Longest sentence to train on, in tokens; longer test sentences are cut."""
+    cover: float | None = None
+    """Share of the training sentences to train on, the shortest ones."""
     pieces: int | None = None
     """Size of the sentencepiece vocabularies, for real text."""
     shapes: int | None = None
@@ -69,18 +71,18 @@ class Compare(StudyOptions):
     study: ClassVar[str] = "compare"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "seeds": 1, "steps": 150, "batch_size": 32, "layers": 1, "heads": 4, "features": 96,
-            "train_size": 4000, "test_size": 140, "pieces": 1000, "shapes": 1,
+            "seeds": 1, "steps": 250, "batch_size": 64, "layers": 1, "heads": 4, "features": 64,
+            "train_size": 6000, "test_size": 210, "pieces": 1000, "shapes": 1, "cover": 0.6,
             "beyond": False,
         },
         "default": {
             "seeds": 1, "steps": 1200, "batch_size": 64, "layers": 1, "heads": 4, "features": 96,
-            "train_size": 20_000, "test_size": 420, "pieces": 4000, "shapes": 2,
+            "train_size": 20_000, "test_size": 420, "pieces": 4000, "shapes": 2, "cover": 1.0,
             "beyond": True,
         },
         "full": {
             "seeds": 3, "steps": 4000, "batch_size": 64, "layers": 2, "heads": 4, "features": 128,
-            "train_size": 60_000, "test_size": 1400, "pieces": 8000, "shapes": 3,
+            "train_size": 60_000, "test_size": 1400, "pieces": 8000, "shapes": 3, "cover": 1.0,
             "beyond": True,
         },
     }  # fmt: skip
@@ -101,6 +103,8 @@ class Compare(StudyOptions):
         check_positive("--learning-rate", self.learning_rate, least=0)
         check_positive("--max-length", self.max_length, least=4)
         check_positive("--pieces", self.pieces, least=40)
+        if self.cover is not None and not 0 < self.cover <= 1:
+            raise UsageError(f"--cover {self.cover} must be above 0 and at most 1")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"--dropout {self.dropout} must lie in [0, 1)")
         if self.shapes and self.shapes > 4:

@@ -1,0 +1,108 @@
+"""The command line: what it refuses, in one line and with exit code 2, and what it makes of presets."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.__main__ import main, parse
+from experiments.studies import STUDIES
+from experiments.studies.compare import SCORES, Compare
+
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
+REFUSED = [
+    (["compar"], ["compar", "compare"]),
+    (["compare", "--stepps", "3"], ["--stepps"]),
+    (["--preset", "fast"], ["--preset", "'fast'", "quick"]),
+    (["scaling", "--preset", "fast"], ["--preset", "default"]),
+    (["--seeds", "0"], ["--seeds", "0", "1 or more"]),
+    (["cost", "--seeds", "x"], ["--seeds", "x"]),
+    (["--scores", "dott"], ["--scores", "'dott'", "scaled_dot"]),
+    (["--scores", "dot", "dot"], ["--scores", "once"]),
+    (["--vary", "none"], ["--vary", "cross, all"]),
+    (["--steps", "0"], ["--steps"]),
+    (["--features", "30", "--heads", "4"], ["--features", "30", "--heads"]),
+    (["--dropout", "1"], ["--dropout", "[0, 1)"]),
+    (["--shapes", "9"], ["--shapes", "1 to 4"]),
+    (["cost", "--lengths", "0"], ["--lengths"]),
+    (["--data", "grammer"], ["grammer", "grammar"]),
+    (["--data", "nowhere/text.tsv"], ["nowhere/text.tsv"]),
+    (["--resume"], ["--resume", "--out"]),
+    (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=lambda x: " ".join(x)[:40])
+def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    for word in words:
+        assert word in err
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_a_real_process_leaves_with_code_2_and_no_traceback():
+    command = [sys.executable, "-m", "experiments", "--preset", "fast"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "Traceback" not in ran.stderr
+
+
+def test_help_needs_no_jax():
+    code = "import sys, experiments.__main__; assert not {'jax', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_help_tells_the_question_and_the_options(study, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([study, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "?" in out
+    for option in ("--out", "--preset", "--seeds", "--resume"):
+        assert option in out
+
+
+def test_without_a_name_compare_runs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Compare, "run", lambda self: asked.append(self))
+    assert main(["--preset", "quick"]) == 0
+    assert main([]) == 0
+    assert [options.preset for options in asked] == ["quick", "default"]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("preset", ["quick", "default", "full"])
+def test_a_preset_fills_every_gap(study, preset):
+    options = parse([study, "--preset", preset]).resolved()
+    for name in type(options).preset_values[preset]:
+        assert getattr(options, name) is not None
+    assert options.seeds >= (3 if preset == "full" else 1)
+
+
+def test_what_is_given_wins_over_the_preset():
+    options = parse(["compare", "--preset", "quick", "--steps", "7"]).resolved()
+    assert options.steps == 7
+
+
+def test_the_command_line_knows_every_mechanism():
+    from experiments.model import MECHANISMS
+
+    assert SCORES == MECHANISMS
+
+
+def test_ctrl_c_leaves_with_130(monkeypatch, capsys):
+    def stopped(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Compare, "run", stopped)
+    assert main([]) == 130
+    assert "kept" in capsys.readouterr().err
