@@ -11,22 +11,21 @@ import jax.numpy as jnp
 from attention_jax._core.axes import AnyArray, Array
 
 
-def shielded(function: Callable[[Array], Array], x: AnyArray, axes: int = 1) -> Array:
+def shielded(function: Callable[[Array], Array], x: AnyArray) -> Array:
     """A function of each position, in which a position that is not finite concerns itself alone.
 
         y_t = function(x_t) where x_t is finite, NaN elsewhere
 
     Args:
-        function: Maps the last axes and leaves those in front as they are.
-        x: Positions in front, features in the last `axes` axes.
-        axes: How many axes hold the features of one position.
+        function: Maps the last axis and leaves those in front as they are.
+        x: Positions in front, features in the last axis.
 
     Returns:
         What the function returns, with NaN at positions that are not finite: an input that is seen
         stays loud. Such positions add nothing to the gradient of the function's parameters.
     """
     x = jnp.asarray(x)
-    finite = jnp.isfinite(x).all(axis=tuple(range(-axes, 0)))
+    finite = jnp.isfinite(x).all(axis=-1)
     y = function(jnp.where(_beside(finite, x), x, 0))
     return jnp.where(_beside(finite, y), y, jnp.nan)
 

@@ -199,7 +199,7 @@ class MultiHeadAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        return shielded(self.out, result.out, axes=2)
+        return self.out(result.out)
 
     def with_stats(
         self,
@@ -233,7 +233,7 @@ class MultiHeadAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        return shielded(self.out, out, axes=2), stats
+        return self.out(out), stats
 
     def attention_weights(
         self,
@@ -260,10 +260,14 @@ class MultiHeadAttention(AttentionLayer):
     def _query_key(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array]:
         check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
         check_width("inputs_k", inputs_k, self.in_kv_features, "[*B, S, in_kv_features]")
-        query, key = shielded(self.query, inputs_q), shielded(self.key, inputs_k)
-        if self.query_ln is not None and self.key_ln is not None:
-            query, key = shielded(self.query_ln, query), shielded(self.key_ln, key)
-        return query, key
+
+        def to_query(x: Array) -> Array:
+            return self.query(x) if self.query_ln is None else self.query_ln(self.query(x))
+
+        def to_key(x: Array) -> Array:
+            return self.key(x) if self.key_ln is None else self.key_ln(self.key(x))
+
+        return shielded(to_query, inputs_q), shielded(to_key, inputs_k)
 
     def _project(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array, Array]:
         if inputs_k is None:

@@ -19,7 +19,6 @@ from attention_jax._modules.arguments import (
     check_width,
     combine,
 )
-from attention_jax._modules.shield import shielded
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
@@ -46,11 +45,11 @@ class _Layer(nnx.Module):
         self.dropout = parts.dropout(type(self).__name__)
 
     def _enter(self, norm: LayerNorm, x: Array) -> Array:
-        return shielded(norm, x) if self.norm == "pre" else x
+        return norm(x) if self.norm == "pre" else x
 
     def _leave(self, norm: LayerNorm, x: Array, change: Array, **flags: Any) -> Array:
         x = x + self.dropout(change, **flags)
-        return x if self.norm == "pre" else shielded(norm, x)
+        return x if self.norm == "pre" else norm(x)
 
     def _attend_to_self(self, x: Array, mask: AnyMask, **flags: Any) -> Array:
         norm = self.self_attention_norm
@@ -58,7 +57,7 @@ class _Layer(nnx.Module):
         return self._leave(norm, x, change, **flags)
 
     def _feed_forward(self, x: Array, **flags: Any) -> Array:
-        change = shielded(self.mlp, self._enter(self.mlp_norm, x))
+        change = self.mlp(self._enter(self.mlp_norm, x))
         return self._leave(self.mlp_norm, x, change, **flags)
 
 

@@ -92,7 +92,7 @@ class MeanAttention(nnx.Module):
             `[*B, T, in_features]`; `out`'s bias where a query may see nothing.
         """
         mean = attend(*self._level(inputs_q, inputs_k), **self._options(mask))
-        return shielded(self.out, mean[..., 0, :])
+        return self.out(mean[..., 0, :])
 
     def with_stats(
         self,
@@ -109,7 +109,7 @@ class MeanAttention(nnx.Module):
             mask: As in the call.
         """
         out, stats = attend_with_stats(*self._level(inputs_q, inputs_k), **self._options(mask))
-        return shielded(self.out, out[..., 0, :]), stats
+        return self.out(out[..., 0, :]), stats
 
     def attention_weights(
         self,

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import AnyMask, Features, Memory
-from attention_jax._modules.shield import shielded
 from attention_jax.nnx.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
@@ -90,7 +89,7 @@ class TransformerEncoder(nnx.Module):
         """
         for layer in self.layers:
             x = layer(x, mask, deterministic=deterministic, rngs=rngs)
-        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)
+        return jnp.asarray(x) if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(nnx.Module):
@@ -229,4 +228,4 @@ class TransformerDecoder(nnx.Module):
         return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
 
     def _finish(self, x: Any) -> Array:
-        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)
+        return jnp.asarray(x) if self.norm is None else self.norm(x)

@@ -317,6 +317,32 @@ def test_what_is_masked_does_not_matter_to_outputs_and_parameters(score, bad, no
     assert not np.isfinite(layer(query, garbage)).all(), "what is seen stays loud"
 
 
+def test_a_query_that_is_masked_away_does_not_matter_either():
+    layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+    query, states = _normal(2, T, 8), _normal(2, S, 8, seed=1)
+    mask = aj.masks.padding(jnp.array([S, 3]), jnp.array([T, 2]))
+
+    def loss(layer, query):
+        return jnp.sum(layer(query, states, mask=mask) ** 2)
+
+    run = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1)))
+    spoiled = run(layer, query.at[1, 2:].set(jnp.nan))
+    for left, right in zip(
+        jax.tree.leaves(run(layer, query)), jax.tree.leaves(spoiled), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_asked_of_the_engine_is_done_or_refused():
+    x = _normal(T, 8)
+    sized = MultiHeadAttention(2, 8, implementation="dense", block_size=4, rngs=nnx.Rngs(0))
+    with pytest.raises(NotImplementedError, match="block_size"):
+        sized(x)
+    unknown = MultiHeadAttention(2, 8, implementation="magic", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="magic"):
+        unknown(x)
+
+
 def test_padded_equals_unpadded():
     layer = MultiHeadAttention(2, 8, score="additive", rngs=nnx.Rngs(0))
     query, states = _normal(2, T, 8), _normal(2, S, 8, seed=1)

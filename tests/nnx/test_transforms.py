@@ -111,6 +111,23 @@ def test_scan_over_layers():
     np.testing.assert_allclose(run(X, stack), x, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("deterministic", [True, False], ids=["eval", "train"])
+def test_a_sharded_batch_gives_the_same_numbers(deterministic):
+    """Case A26: dropout too is the same for the same key, wherever a row is computed."""
+    layer = MultiHeadAttention(2, 8, score="general", dropout_rate=0.1, rngs=nnx.Rngs(0))
+    x = jnp.concatenate([X, -X])
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+
+    @nnx.jit
+    def run(layer, x, stream):
+        return layer(x, deterministic=deterministic, rngs=stream)
+
+    sharded = run(layer, jax.device_put(x, rows), nnx.Rngs(3))
+    assert len(sharded.sharding.device_set) == 4
+    np.testing.assert_allclose(sharded, run(layer, x, nnx.Rngs(3)), rtol=1e-5, atol=1e-6)
+
+
 def test_a_mask_with_arrays_passes_through_every_transform():
     mask = aj.masks.padding(jnp.array([5, 2])) & aj.masks.causal()
     layer = MultiHeadAttention(2, 8, mask=mask, rngs=nnx.Rngs(0))
