@@ -63,6 +63,8 @@ def test_a02_the_gradient_of_a_masked_softmax():
     np.testing.assert_array_equal(softmax(logits), [0.5, 0.5, 0])
     close(jax.grad(lambda x: softmax(x)[0])(logits), [0.25, -0.25, 0])
     close(jax.grad(lambda x: softmax(x).sum())(logits), [0, 0, 0])
+    # The same where what is visible lies far below what stands in for the masked.
+    close(jax.grad(lambda x: softmax(x)[0])(logits - 1000), [0.25, -0.25, 0])
     nothing = jax.grad(lambda x: aj.softmax.masked_softmax(x, np.zeros(3, bool)).sum())
     np.testing.assert_array_equal(nothing(logits), [0, 0, 0])
 
