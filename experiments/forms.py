@@ -129,5 +129,7 @@ def check(name: str) -> str | None:
 
 
 def _differs(what: str, got: Array, wanted: np.ndarray) -> str | None:
+    if got.shape != wanted.shape:
+        return f"{what} has shape {got.shape} instead of {wanted.shape}"
     error = float(np.max(np.abs(np.asarray(got, np.float64) - wanted)) / np.max(np.abs(wanted)))
     return None if error <= TOLERANCE else f"{what} is off by {error:.1e} of its largest entry"

@@ -1,0 +1,100 @@
+"""The report's words and tables, and the figures."""
+
+import numpy as np
+import pytest
+
+from experiments import figures
+from experiments.report import (
+    Heatmap,
+    Report,
+    Row,
+    Section,
+    Table,
+    duration,
+    joined,
+    mean_sd,
+    memory,
+    write_report,
+)
+
+RESULTS = {
+    "study": "compare",
+    "status": "finished",
+    "quick": False,
+    "started": "2026-01-01T00:00:00+00:00",
+    "seconds": 61.0,
+    "sittings": 2,
+    "settings": {"seeds": 3, "scores": ["dot", "none"]},
+    "environment": {
+        "versions": {"python": "3.11"},
+        "device": {"platform": "cpu", "kind": "cpu", "count": 1, "cpu": "some", "cores": 2},
+        "system": "Linux",
+    },
+}
+
+
+def test_mean_and_spread():
+    assert mean_sd([1.0, 2.0, 3.0]) == "2.0 ± 1.0"
+    assert mean_sd([2.0]) == "2.0"
+    assert mean_sd([None]) == "–"
+    assert mean_sd([]) == "–"
+    assert mean_sd([1.0, None, 3.0]) == "2.0 ± 1.4 (2 of 3)"
+    assert mean_sd([float("nan"), 2.0], 2) == "2.00 (1 of 2)"
+    assert mean_sd([0.25, 0.75], 0, percent=True) == "50 ± 35 %"
+
+
+def test_numbers_in_words():
+    assert [duration(s) for s in (0.4, 59.6, 250, 7500)] == [
+        "0 s", "1 min 0 s", "4 min 10 s", "2 h 5 min",
+    ]  # fmt: skip
+    assert [memory(s) for s in (None, 10, 532 * 1024, 41 * 2**20, 2 * 2**30)] == [
+        "–", "10 B", "532 KB", "41 MB", "2.0 GB",
+    ]  # fmt: skip
+    assert [joined(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "", "a", "a and b", "a, b and c",
+    ]  # fmt: skip
+
+
+def page_of(tmp_path, **fields):
+    whole = {"title": "T", "question": "Q?", "answer": ["A."], "sections": []} | fields
+    return write_report(tmp_path, Report(**whole), RESULTS).read_text()
+
+
+def test_text_from_outside_is_escaped(tmp_path):
+    table = Table("<b>", ["<i>"], [Row(["<script>alert(1)</script>"])])
+    page = page_of(tmp_path, sections=[Section("S & S", ["<p>"], [table])])
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_rows_from_papers_look_different(tmp_path):
+    table = Table("C", ["a", "b"], [Row(["ours", "1"]), Row(["theirs", "2"], published=True)])
+    page = page_of(tmp_path, sections=[Section("S", [], [table])])
+    assert page.count('<tr class="published">') == 1
+
+
+def test_what_was_run_is_told(tmp_path):
+    page = page_of(tmp_path)
+    for words in ("1 min 1 s in 2 sittings", "seeds 3", "scores dot/none", "some, 2 cores"):
+        assert words in page
+
+
+def test_words_without_a_font_are_drawn_in_html(tmp_path):
+    maps = Heatmap("caption", [("dot", np.array([[0.25, 0.75]]))], ["日", "月"], ["day"], [(0, 0)])
+    page = page_of(tmp_path, sections=[Section("S", [], [maps])])
+    assert '<th scope="col">日</th>' in page
+    assert page.count('class="gold"') == 1
+    assert "--w: 0.75" in page
+
+
+def test_fonts_are_asked_for_their_signs():
+    assert figures.drawable(["Ärzte", "⟨end⟩", "√d"])
+    assert not figures.drawable(["\U000f0000"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), None])
+def test_a_figure_leaves_out_what_is_not_a_number(tmp_path, value):
+    series = {"dot": [[(1, 1.0), (2, value)], [(1, 2.0), (2, value)]], "none": [[(1, value)]]}
+    figures.curves(tmp_path / "c.png", [("t", series)], x="x", y="y", log_x=True)
+    figures.bars(tmp_path / "b.png", ["1–5"], {"dot": [[value]], "none": [[1.0, value]]}, x="", y="")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("c.png", "b.png"))
