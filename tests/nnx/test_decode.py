@@ -61,18 +61,19 @@ def test_the_mask_matters_and_padding_does_not():
 
 
 def _ends_after(count):
-    """A model that says 3 `count` times and then ends, whatever it is given."""
+    """A model that says 3 `count` times and ends, two tokens later if the source begins high."""
 
     class Counts(Transformer):
         def __init__(self):
             self.features = 1
 
         def encode(self, source, source_mask=None, *, deterministic=None, rngs=None):
-            return jnp.zeros((*source.shape, 1))
+            return source[..., None].astype(jnp.float32)
 
         def decode_states(self, target, memory, target_mask, memory_mask, *, deterministic):
             places = jnp.arange(target.shape[-1], dtype=jnp.float32)[:, None]
-            return jnp.broadcast_to(places, (*target.shape, 1))
+            late = jnp.where(memory[..., :1, :] > 5, 2.0, 0.0)
+            return jnp.broadcast_to(places[None], (*target.shape, 1)) - late
 
         def logits(self, states):
             end = (states >= count).astype(jnp.float32)
@@ -85,8 +86,8 @@ def _ends_after(count):
 def test_after_the_end_stands_padding(count):
     model = _ends_after(count)
     tokens = greedy_decode(model, SOURCE, bos=BOS, eos=EOS, max_length=5, pad=6)
-    row = ([3] * count + [EOS])[:5]
-    np.testing.assert_array_equal(tokens, np.tile(row + [6] * (5 - len(row)), (3, 1)))
+    early, late = ([3] * n + [EOS] + [6] * 5 for n in (count, count + 2))
+    np.testing.assert_array_equal(tokens, [early[:5], early[:5], late[:5]])
 
 
 def test_it_stops_as_soon_as_all_have_ended(monkeypatch):
@@ -104,7 +105,7 @@ def test_it_stops_as_soon_as_all_have_ended(monkeypatch):
     monkeypatch.setattr(decode.jax.lax, "while_loop", counting)
     with decode.jax.disable_jit():
         greedy_decode(model, SOURCE, bos=BOS, eos=EOS, max_length=50)
-    assert len(bodies) == 3
+    assert len(bodies) == 5, "2 tokens and 2 more in the slowest sentence, and its end"
     assert loop is not counting
 
 
