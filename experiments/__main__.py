@@ -68,7 +68,7 @@ def _one_line(panel: str) -> str:
     lines = []
     for line in panel.splitlines():
         text = line.strip("│╭╮╰╯ ")
-        if text.startswith("For full helptext") or text.startswith("Argument helptext"):
+        if text.startswith(("For full helptext", "Argument helptext")):
             break
         if text.strip("─ ") and not line.startswith(("╭", "╰")):
             lines.append(text)

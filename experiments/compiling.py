@@ -23,7 +23,8 @@ _WANTED: tuple[tuple[str, Any], ...] = (
 def compiler_options() -> dict[str, Any]:
     """Return XLA's options for quick compiling on a CPU, those of them that this version knows.
 
-    Elsewhere there are none, nor where XLA_FLAGS has its own. The cost study does not use them: what it times is what users get.
+    Elsewhere there are none, nor where XLA_FLAGS has its own. The cost study does not use them:
+    what it times is what users get.
     """
     if jax.default_backend() != "cpu":
         return {}

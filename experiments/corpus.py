@@ -1,4 +1,4 @@
-"""Parallel text made ready for one seed: vocabularies, batches of a few shapes, examples to show."""
+"""Parallel text made ready for one seed: vocabularies, batches of a few shapes, examples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -44,7 +44,6 @@ class Corpus:
     @classmethod
     def load(cls, options: "Compare", seed: int) -> "Corpus":
         """Load what ``--data`` names, make the vocabularies from its train split, and encode."""
-        assert options.batch_size and options.shapes and options.pieces
         dataset = load(
             options.data,
             seed=seed,

@@ -44,7 +44,13 @@ _STYLES: dict[str, tuple[str, Any]] = {
     "concat": ("#b8860b", "--"),
     "cosine": ("#56b4e9", "-."),
 }
-_SPARE: list[tuple[str, Any]] = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#b8860b", "-")]
+_SPARE: list[tuple[str, Any]] = [
+    ("#0072b2", "-"),
+    ("#d55e00", "--"),
+    ("#009e73", "-."),
+    ("#cc79a7", ":"),
+    ("#b8860b", "-"),
+]
 _LOOK = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -172,7 +178,8 @@ def bars(
             places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
             drawn = ax.bar(
                 places, heights, width * 0.92, color=colour(name, index), label=label(name),
-                yerr=errors if any(errors) else None, error_kw={"elinewidth": 1, "ecolor": "#3b4149"},
+                yerr=errors if any(errors) else None,
+                error_kw={"elinewidth": 1, "ecolor": "#3b4149"},
             )  # fmt: skip
             words = [f"{h:.0f}" if k else "–" for h, k in zip(heights, known, strict=True)]
             ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")

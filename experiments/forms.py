@@ -100,10 +100,7 @@ def inputs(
 
 def shapes(length: int, *, heads: int, depth: int, hidden: int) -> tuple[Any, ...]:
     """Return what `inputs` returns as shapes alone, to compile for lengths too long to run."""
-    made = jax.eval_shape(
-        lambda: inputs(0, length, heads=heads, depth=depth, hidden=hidden)
-    )
-    return made
+    return jax.eval_shape(lambda: inputs(0, length, heads=heads, depth=depth, hidden=hidden))
 
 
 def check(name: str) -> str | None:
@@ -119,9 +116,7 @@ def check(name: str) -> str | None:
         return wrong
     cotangent = np.cos(np.arange(out.size, dtype=np.float32)).reshape(out.shape)
     got = jax.jit(forward_backward(form))(*arguments)
-    true = reference_gradients(
-        query, key, value, cotangent, score=kind, params=used or None
-    )
+    true = reference_gradients(query, key, value, cotangent, score=kind, params=used or None)
     pairs = [("query", got[0], true.query), ("key", got[1], true.key)]
     pairs += [("value", got[2], true.value)]
     pairs += [(k, got[3][k], true.params[k]) for k in used]

@@ -1,7 +1,8 @@
 """Figures from the papers beside which ours stand, with their sources.
 
-Rows are `experiments.report.Row`s marked ``published``; "second-hand" means read in several agreeing
-notes, not in the paper. None of them ran on our data or at our size: what to compare is the shape.
+Rows are `experiments.report.Row`s marked ``published``; "second-hand" means read in several
+agreeing notes, not in the paper. None of them ran on our data or at our size: what to compare is
+the shape.
 """
 
 from experiments.report import Row

@@ -45,8 +45,8 @@ def batch(rng: np.random.Generator, *, size: int, pairs: int, queries: int, word
 class Recall(nnx.Module):
     """One attention layer between embeddings and a readout.
 
-    A pair is the sum of its key's and its value's vector; entries ~ N(0, 1), so that an unscaled dot
-    product starts with the spread that §3.2.1 of Vaswani et al. warns of.
+    A pair is the sum of its key's and its value's vector; entries ~ N(0, 1), so that an unscaled
+    dot product starts with the spread that §3.2.1 of Vaswani et al. warns of.
 
     Args:
         words: vocabulary of keys, and of values.

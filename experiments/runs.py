@@ -58,8 +58,8 @@ class RunFolder:
             path = _unused(Path("runs") / options.study / stamp)
         elif (path / "run.json").exists():
             raise UsageError(
-                f"--out {path} already holds a run; add --resume to go on with it, "
-                "or name another folder"
+                f"--out {path} already holds a run; add --resume to go on with it, or name another "
+                "folder"
             )
         try:
             (path / "cells").mkdir(parents=True, exist_ok=True)

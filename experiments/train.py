@@ -43,7 +43,7 @@ class Recipe:
         steps: optimiser steps in all.
         learning_rate: the highest one, reached at the end of the warm-up.
         warmup: steps over which the learning rate grows from 0.
-        observe_every: steps between two looks at the held-out loss (the last step is looked at too).
+        observe_every: steps between two looks at the held-out loss; the last step has one too.
         checkpoint_every: steps between two checkpoints.
         clip: the largest global norm of a gradient.
     """
@@ -204,9 +204,7 @@ class _CompiledStep:
 
     def prepare(self, *arguments: Any) -> Any:
         """Return the executable for these arguments and note what memory it needs."""
-        executable = self._executables.get(
-            ("step", self._structure), lambda: self._step, arguments
-        )
+        executable = self._executables.get(("step", self._structure), lambda: self._step, arguments)
         shapes = shapes_of(arguments[3])
         if shapes not in self._history.temporaries:
             analysis = executable.memory_analysis()

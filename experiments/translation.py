@@ -40,7 +40,6 @@ def train_and_score(
         progress: where to show loss and time left.
         executables: compiled steps of the models before, by structure and shape.
     """
-    assert options.steps and options.layers and options.heads and options.features
     begun = time.monotonic()
     fresh = model.build(
         mechanism,

@@ -39,11 +39,11 @@ def build(results: Results, folder: Path) -> Report:
     data, settings = results["data"], results["settings"]
     depth = settings["features"] // settings["heads"]
     itself = (
-        "Self-attention is the scaled dot product in all of them: only the decoder's way of looking at the "
-        "source differs."
+        "Self-attention is the scaled dot product in all of them: only the decoder's way of "
+        "looking at the source differs."
         if settings["vary"] == "cross"
-        else "Self-attention has the model's own score too (the scaled dot product where there is no "
-        "attention to the source)."
+        else "Self-attention has the model's own score too (the scaled dot product where there is "
+        "no attention to the source)."
     )
     return Report(
         title="How a translator looks at its source",
@@ -55,11 +55,11 @@ def build(results: Results, folder: Path) -> Report:
                 "Quality of the translation",
                 [
                     f"{data['source_language']} to {data['target_language']}, "
-                    f"{data['sentences']['test']:,} held-out sentences, greedy decoding; BLEU and chrF by "
-                    f"sacrebleu (0 to 100). The same encoder–decoder every time: {settings['layers']} + "
-                    f"{settings['layers']} layers, width {settings['features']}, {settings['heads']} heads of "
-                    f"depth {depth}, {settings['steps']:,} steps of {settings['batch_size']} sentences. "
-                    f"{itself}",
+                    f"{data['sentences']['test']:,} held-out sentences, greedy decoding; BLEU and "
+                    "chrF by sacrebleu (0 to 100). The same encoder–decoder every time: "
+                    f"{settings['layers']} + {settings['layers']} layers, width "
+                    f"{settings['features']}, {settings['heads']} heads of depth {depth}, "
+                    f"{settings['steps']:,} steps of {settings['batch_size']} sentences. {itself}",
                 ],
                 [_quality(results), _britz(results, depth), _bahdanau(), _luong()],
             ),
@@ -76,18 +76,18 @@ def build(results: Results, folder: Path) -> Report:
             Section(
                 "How it learns",
                 [
-                    "Cross-entropy a target token, in training and on held-out sentences; and how widely the "
-                    "decoder looks: the mean entropy of its attention to the source, over the logarithm of the "
-                    "number of source tokens."
+                    "Cross-entropy a target token, in training and on held-out sentences; and how "
+                    "widely the decoder looks: the mean entropy of its attention to the source, "
+                    "over the logarithm of the number of source tokens."
                 ],
                 [pictures["loss"], *([pictures["entropy"]] if "entropy" in pictures else [])],
             ),
             Section(
                 "What it costs",
                 [
-                    "Step time is the median over all training steps, compiling apart. Temporaries are what the "
-                    "compiled step needs beside parameters and batch, by XLA's memory analysis, at the largest "
-                    "shape of batch."
+                    "Step time is the median over all training steps, compiling apart. Temporaries "
+                    "are what the compiled step needs beside parameters and batch, by XLA's memory "
+                    "analysis, at the largest shape of batch."
                 ],
                 [_cost(results)],
             ),
@@ -176,8 +176,8 @@ def _falling(results: Results) -> list[str]:
             a, b = falls.pop("none")
             rest = joined([f"{label(s)} from {x:.0f} to {y:.0f}" for s, (x, y) in falls.items()])
             said.append(
-                f"Without attention BLEU goes from {a:.0f} at {words[0]} words to {b:.0f} at {words[1]}; "
-                f"with it, {rest}."
+                f"Without attention BLEU goes from {a:.0f} at {words[0]} words to {b:.0f} at "
+                f"{words[1]}; with it, {rest}."
             )
     if beyond and others:
         i = beyond[-1]
@@ -187,8 +187,8 @@ def _falling(results: Results) -> list[str]:
             if (v := mean(results, s, "by_length", i, "bleu")) is not None
         ]
         said.append(
-            f"Beyond the {trained} words that training reached, at {_range(buckets[i])} words, BLEU is "
-            f"{joined(listed)}: none of them was made to translate lengths it never saw."
+            f"Beyond the {trained} words that training reached, at {_range(buckets[i])} words, "
+            f"BLEU is {joined(listed)}: none of them was made to translate lengths it never saw."
         )
     return said
 
@@ -214,8 +214,8 @@ def _unscaled(results: Results, depth: int) -> str | None:
         )
     return (
         f"At this depth ({depth}), leaving out the scale 1/√d {'costs' if gap > 0 else 'gains'} "
-        f"{abs(gap):.1f} BLEU: {verdict}. The claim is about large depths ({VASWANI}, §3.2.1); the scaling "
-        "study looks there."
+        f"{abs(gap):.1f} BLEU: {verdict}. The claim is about large depths ({VASWANI}, §3.2.1); the "
+        "scaling study looks there."
     )
 
 
@@ -272,7 +272,8 @@ def _britz(results: Results, depth: int) -> Table:
         f"Published: BLEU by depth of the score ({BRITZ}): {COMPARE_THE_SHAPE}",
         ["type", *(str(d) for d in BRITZ_DEPTHS)],
         [*BRITZ_ROWS, *ours],
-        note="Ours has one depth, put into the first column. It adds the line the paper lacks, the scaled dot.",
+        note="Ours has one depth, put into the first column. It adds the line the paper lacks, the "
+        "scaled dot.",
     )
 
 
@@ -281,7 +282,8 @@ def _bahdanau() -> Table:
         f"Published: BLEU without and with additive attention ({BAHDANAU}): {COMPARE_THE_SHAPE}",
         ["system", "all", "no unknown words"],
         BAHDANAU_ROWS,
-        note="Their Figure 2: without attention BLEU falls past 30 words, with it there is no fall at 50.",
+        note="Their Figure 2: without attention BLEU falls past 30 words, with it there is no fall "
+        "at 50.",
     )
 
 
@@ -310,13 +312,15 @@ def _by_length(results: Results, metric: str, words: str) -> Table:
 
 def _looking(results: Results) -> list[str]:
     said = [
-        "Rows are the words the decoder says, columns the words it looks at; each row sums to 1, the mean over "
-        "layers and heads. The decoder was given the reference, so that all models say the same words."
+        "Rows are the words the decoder says, columns the words it looks at; each row sums to 1, "
+        "the mean over layers and heads. The decoder was given the reference, so that all models "
+        "say the same words."
     ]
     if results["data"]["aligned"]:
         said.append(
-            "Orange frames are the gold alignment. Alignment error links each said word to the source word with "
-            f"the most weight. Luong et al. report {LUONG_ALIGNMENT_ERROR} ({LUONG}): {COMPARE_THE_SHAPE}."
+            "Orange frames are the gold alignment. Alignment error links each said word to the "
+            f"source word with the most weight. Luong et al. report {LUONG_ALIGNMENT_ERROR} "
+            f"({LUONG}): {COMPARE_THE_SHAPE}."
         )
     return said
 
@@ -338,9 +342,7 @@ def _looking_blocks(results: Results, pictures: Mapping[str, Any]) -> list[Any]:
         ]
         columns = ["looks by", "all", *(_range(b) for b in first["by_length"])]
         blocks.append(
-            Table(
-                "Alignment error rate, by words in the source" + _seeds(results), columns, rows
-            )
+            Table("Alignment error rate, by words in the source" + _seeds(results), columns, rows)
         )
     return blocks
 
@@ -386,7 +388,7 @@ def _translations(results: Results) -> list[Table]:
 
 def _lengths_in_words(data: Mapping[str, Any]) -> str:
     return (
-        f"Words in the source sentence, its marks included. Training saw none longer than "
+        "Words in the source sentence, its marks included. Training saw none longer than "
         f"{data['longest_trained']}: what lies beyond asks a model for lengths it never met."
     )
 
@@ -395,9 +397,9 @@ def _data_in_words(data: Mapping[str, Any]) -> str:
     sizes, vocabulary = data["sentences"], data["vocabulary"]
     left = data["left_out_as_too_long"]
     text = (
-        f"{sizes['train']:,} sentences to train on, {sizes['valid']:,} to watch, {sizes['test']:,} to test. "
-        f"Tokens are {data['unit']}s: {vocabulary['source']:,} source and {vocabulary['target']:,} target "
-        f"ones, four special ones included."
+        f"{sizes['train']:,} sentences to train on, {sizes['valid']:,} to watch, {sizes['test']:,} "
+        f"to test. Tokens are {data['unit']}s: {vocabulary['source']:,} source and "
+        f"{vocabulary['target']:,} target ones, four special ones included."
     )
     for split, count in left.items():
         if count:

@@ -35,8 +35,8 @@ def _bleu(results: Results, folder: Path) -> Picture:
     )
     return Picture(
         "figures/bleu_by_length.png",
-        f"Bars of BLEU for {len(groups)} ranges of sentence length and {len(summary)} models; the numbers are "
-        "in the table below.",
+        f"Bars of BLEU for {len(groups)} ranges of sentence length and {len(summary)} models; the "
+        "numbers are in the table below.",
         "BLEU by length of the source sentence.",
     )
 

@@ -34,17 +34,17 @@ def build(results: Mapping[str, Any], folder: Path) -> Report:
             Section(
                 "Time",
                 [
-                    "Medians of interleaved rounds, without compiling, then mean and standard deviation "
-                    "over the seeds (fresh inputs each). A form that would need more than "
-                    f"{results['settings']['run_limit']} MB of temporaries is not run.",
+                    "Medians of interleaved rounds, without compiling, then mean and standard "
+                    "deviation over the seeds (fresh inputs each). A form that would need more "
+                    f"than {results['settings']['run_limit']} MB of temporaries is not run.",
                 ],
                 [pictures["time"], *(_times(results, p) for p in _PASSES)],
             ),
             Section(
                 "Memory",
                 [
-                    "Temporaries of the compiled function, as XLA's memory analysis gives them without "
-                    "running it: what is needed beside inputs and results."
+                    "Temporaries of the compiled function, as XLA's memory analysis gives them "
+                    "without running it: what is needed beside inputs and results."
                 ],
                 [pictures["memory"], *(_memory(results, p) for p in _PASSES), _rabe_staats()],
             ),
@@ -70,9 +70,9 @@ def _answer(results: Mapping[str, Any]) -> list[str]:
         if ratios and both:
             words = "As the textbook writes them" if family == "textbook" else "In this library"
             said.append(
-                f"{words}, additive attention takes {_range(ratios.values())} times as long as the dot "
-                f"product forward and {_range(both.values())} times with the gradient, over lengths "
-                f"{min(ratios)} to {max(ratios)}."
+                f"{words}, additive attention takes {_range(ratios.values())} times as long as the "
+                f"dot product forward and {_range(both.values())} times with the gradient, over "
+                f"lengths {min(ratios)} to {max(ratios)}."
             )
     gains = {
         kind: ratio(results, "gradient", f"textbook {kind}", f"our {kind}")
@@ -82,8 +82,8 @@ def _answer(results: Mapping[str, Any]) -> list[str]:
         if gain:
             longest = max(gain)
             said.append(
-                f"At length {longest}, our {kind} attention with its gradient is {_times_as(gain[longest])} "
-                "the textbook's."
+                f"At length {longest}, our {kind} attention with its gradient is "
+                f"{_times_as(gain[longest])} the textbook's."
             )
     shrunk = _shrunk(results)
     if shrunk:
@@ -123,14 +123,14 @@ def _claims(results: Mapping[str, Any]) -> list[str]:
             continue
         if not within:
             said.append(
-                f"On this machine the {family} additive form costs more than three dot products at every "
-                "length measured, so no length speaks for it by time alone; its quality must."
+                f"On this machine the {family} additive form costs more than three dot products at "
+                "every length measured, so no length speaks for it by time alone; its quality must."
             )
         else:
             beyond = [n for n, r in ratios.items() if r > 3 and n > max(within)]
             said.append(
-                f"On this machine the {family} additive form costs at most three dot products (gradient "
-                f"included) at lengths {joined([str(n) for n in within])}"
+                f"On this machine the {family} additive form costs at most three dot products "
+                f"(gradient included) at lengths {joined([str(n) for n in within])}"
                 + (f" and more from {min(beyond)} on." if beyond else ".")
             )
     return said
@@ -195,24 +195,21 @@ def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
     lengths = results["lengths"]
     panels = []
     for which, words in _PASSES.items():
-        series = {
-            name: [
-                [(n, values[i] if i < len(values) else None) for n, values in zip(lengths, row, strict=True)]
-                for i in range(max((len(v) for v in row), default=0))
-            ]
-            for name, row in results["milliseconds"][which].items()
-        }  # fmt: skip
+        rows = results["milliseconds"][which].items()
+        series = {name: _runs(lengths, row) for name, row in rows}
         panels.append((words, series))
     figures.curves(
-        folder / "figures/time.png", panels, x="length (T = S)", y="milliseconds", log_x=True, log_y=True,
-        markers=True,
+        folder / "figures/time.png", panels, x="length (T = S)", y="milliseconds", log_x=True,
+        log_y=True, markers=True,
     )  # fmt: skip
     sizes = results["temporaries"]
     panels = []
     for which, words in _PASSES.items():
         names = sizes[min(sizes, key=int)][which]
         series = {
-            name: [[(int(n), _megabytes(sizes[n][which].get(name))) for n in sorted(sizes, key=int)]]
+            name: [
+                [(int(n), _megabytes(sizes[n][which].get(name))) for n in sorted(sizes, key=int)]
+            ]
             for name in names
         }
         panels.append((words, series))
@@ -233,6 +230,18 @@ def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
             "Temporaries against length, both axes logarithmic.",
         ),
     }
+
+
+def _runs(lengths: Sequence[int], row: Sequence[Sequence[float | None]]) -> list[Any]:
+    """Return one line a seed from the values by length and seed."""
+    seeds = max((len(values) for values in row), default=0)
+    return [
+        [
+            (n, values[i] if i < len(values) else None)
+            for n, values in zip(lengths, row, strict=True)
+        ]
+        for i in range(seeds)
+    ]
 
 
 def _megabytes(size: int | None) -> float | None:

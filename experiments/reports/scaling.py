@@ -39,26 +39,27 @@ def build(results: Results, folder: Path) -> Report:
             Section(
                 "Before training",
                 [
-                    "Queries and keys with entries N(0, 1), 32 keys, 400 queries. Entropy (over ln n: 1 is "
-                    "uniform, 0 is one key taking all) and largest weight are means over the queries; the "
-                    "Frobenius norm of the softmax's Jacobian, the part of a gradient that the softmax lets "
-                    "through, is their median. The additive score has W and v with entries N(0, 1/d)."
+                    "Queries and keys with entries N(0, 1), 32 keys, 400 queries. Entropy (over ln "
+                    "n: 1 is uniform, 0 is one key taking all) and largest weight are means over "
+                    "the queries; the Frobenius norm of the softmax's Jacobian, the part of a "
+                    "gradient that the softmax lets through, is their median. The additive score "
+                    "has W and v with entries N(0, 1/d)."
                 ],
                 [_untrained_picture(results, folder), _untrained_table(results)],
             ),
             Section(
                 "During training",
                 [
-                    "Associative recall: a list of key–value pairs, then keys whose values are asked for, one "
-                    f"attention layer with one head. {results['settings']['pairs']} pairs, "
-                    f"{results['settings']['queries']} questions, batches of "
-                    f"{results['settings']['batch_size']}, the same learning rate for all. The scale is "
-                    "1/d^p: no scale p = 0, too weak p = ¼, 1/√d p = ½, too strong p = 1.",
+                    "Associative recall: a list of key–value pairs, then keys whose values are "
+                    f"asked for, one attention layer with one head. {results['settings']['pairs']} "
+                    f"pairs, {results['settings']['queries']} questions, batches of "
+                    f"{results['settings']['batch_size']}, the same learning rate for all. The "
+                    "scale is 1/d^p: no scale p = 0, too weak p = ¼, 1/√d p = ½, too strong p = 1.",
                 ],
                 [
                     _curve(results, folder, "loss", "Loss in training, nats", log=True),
                     _curve(results, folder, "entropy", "Entropy of the attention / ln n"),
-                    _curve(results, folder, "gradient_norm", "Gradient norm before clipping", log=True),
+                    _curve(results, folder, "gradient_norm", "Gradient norm", log=True),
                     _trained_table(results),
                 ],
             ),
@@ -91,13 +92,15 @@ def _before(results: Results) -> list[str]:
         return statistics.fmean(_untrained(results, depth, score, measure))
 
     return [
-        f"Before training, the unscaled dot gives one key {mean(high, 'dot', 'largest'):.0%} of the weight on "
-        f"average at depth {high} ({mean(low, 'dot', 'largest'):.0%} at depth {low}); its softmax lets "
-        f"through a median gradient of {mean(high, 'dot', 'jacobian'):.4f} there "
-        f"({mean(low, 'dot', 'jacobian'):.3f}).",
-        f"Scaled by 1/√d it hardly changes with the depth: entropy {mean(low, 'scaled_dot', 'entropy'):.3f} of "
-        f"ln n at depth {low}, {mean(high, 'scaled_dot', 'entropy'):.3f} at {high}. The additive score stays "
-        f"broad as well: {mean(low, 'additive', 'entropy'):.3f} and {mean(high, 'additive', 'entropy'):.3f}.",
+        f"Before training, the unscaled dot gives one key {mean(high, 'dot', 'largest'):.0%} of "
+        f"the weight on average at depth {high} ({mean(low, 'dot', 'largest'):.0%} at depth "
+        f"{low}); its softmax lets through a median gradient of "
+        f"{mean(high, 'dot', 'jacobian'):.4f} there ({mean(low, 'dot', 'jacobian'):.3f}).",
+        "Scaled by 1/√d it hardly changes with the depth: entropy "
+        f"{mean(low, 'scaled_dot', 'entropy'):.3f} of ln n at depth {low}, "
+        f"{mean(high, 'scaled_dot', 'entropy'):.3f} at {high}. The additive score stays broad as "
+        f"well: {mean(low, 'additive', 'entropy'):.3f} and "
+        f"{mean(high, 'additive', 'entropy'):.3f}.",
     ]
 
 
@@ -109,8 +112,8 @@ def _during(results: Results) -> list[str]:
         if ranked:
             listed = joined([f"{n} {v:.2f}" for v, n in ranked])
             said.append(
-                f"After {results['settings']['steps']} steps at depth {depth}, held-out loss by scale, best "
-                f"first: {listed}."
+                f"After {results['settings']['steps']} steps at depth {depth}, held-out loss by "
+                f"scale, best first: {listed}."
             )
         half = {n: _half(_cells(results, depth, n)) for n in _names(results)}
         known = sorted((v, n) for n, v in half.items() if v is not None)
@@ -150,8 +153,8 @@ def _half(cells: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _warnings(results: Results) -> list[str]:
     return [
-        f"Diverged: {c['name']} at depth {c['depth']}, seed {c['seed']}: the loss was not finite at step "
-        f"{c['diverged_at']}."
+        f"Diverged: {c['name']} at depth {c['depth']}, seed {c['seed']}: the loss was not finite "
+        f"at step {c['diverged_at']}."
         for c in results["trained"]
         if c["diverged_at"] is not None
     ]
@@ -176,9 +179,9 @@ def _untrained_picture(results: Results, folder: Path) -> Picture:
     )  # fmt: skip
     return Picture(
         "figures/untrained.png",
-        "Three panels against depth: entropy, largest weight and Jacobian norm. The unscaled dot's entropy "
-        "and Jacobian norm fall towards 0 and its largest weight rises towards 1; the other two scores stay "
-        "level. The numbers are in the table.",
+        "Three panels against depth: entropy, largest weight and Jacobian norm. The unscaled dot's "
+        "entropy and Jacobian norm fall towards 0 and its largest weight rises towards 1; the "
+        "other two scores stay level. The numbers are in the table.",
         "Weights before any training, by depth of the score.",
     )
 
@@ -207,9 +210,7 @@ def _untrained_table(results: Results) -> Table:
     )
 
 
-def _curve(
-    results: Results, folder: Path, measure: str, title: str, log: bool = False
-) -> Picture:
+def _curve(results: Results, folder: Path, measure: str, title: str, log: bool = False) -> Picture:
     panels = []
     for depth in _depths(results):
         series = {}
@@ -284,8 +285,9 @@ def _trained_table(results: Results) -> Table:
 
 def _claims(results: Results) -> list[str]:
     said = [
-        f"{VASWANI}, §3.2.1: for large depth the unscaled dot product pushes the softmax into regions of "
-        f"extremely small gradients. Here: the table without training. ({COMPARE_THE_SHAPE}.)"
+        f"{VASWANI}, §3.2.1: for large depth the unscaled dot product pushes the softmax into "
+        "regions of extremely small gradients. Here: the table without training. "
+        f"({COMPARE_THE_SHAPE}.)"
     ]
     for depth in _depths(results):
         start = {
@@ -306,10 +308,10 @@ def _claims(results: Results) -> list[str]:
         if {"too strong", "1/√d", "too weak"} <= start.keys():
             ordered = start["too weak"] < start["1/√d"] < start["too strong"]
             said.append(
-                "The articles: too strong a scale flattens the weights, too weak a one sharpens them. "
-                f"At depth {depth} entropy before training is {start['too weak']:.2f} with too weak a scale, "
-                f"{start['1/√d']:.2f} with 1/√d and {start['too strong']:.2f} with too strong a one: "
-                f"{'as claimed' if ordered else 'not as claimed'}."
+                "The articles: too strong a scale flattens the weights, too weak a one sharpens "
+                f"them. At depth {depth} entropy before training is {start['too weak']:.2f} with "
+                f"too weak a scale, {start['1/√d']:.2f} with 1/√d and {start['too strong']:.2f} "
+                f"with too strong a one: {'as claimed' if ordered else 'not as claimed'}."
             )
     return said
 

@@ -17,20 +17,22 @@ SCORES = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine"
 class Compare(StudyOptions):
     """How do no attention, dot, scaled dot and additive attention differ in translating?
 
-    The same encoder-decoder is trained with each in its attention to the source; its self-attention is the
-    scaled dot product in all of them (--vary all changes that too). BLEU, chrF, alignment error, all by
-    sentence length; loss, entropy of the attention, step time, memory of the compiled step.
+    The same encoder-decoder is trained with each in its attention to the source; its self-attention
+    is the scaled dot product in all of them (--vary all changes that too). BLEU, chrF, alignment
+    error, all by sentence length; loss, entropy of the attention, step time, memory of the compiled
+    step.
 
-    Beside it: Bahdanau et al. 2014 (arXiv 1409.0473) Figure 2, Britz et al. 2017 (1703.03906), Luong et
-    al. 2015 (1508.04025).
+    Beside it: Bahdanau et al. 2014 (arXiv 1409.0473) Figure 2, Britz et al. 2017 (1703.03906),
+    Luong et al. 2015 (1508.04025).
 
-    Command: python -m experiments compare. Takes 4 minutes on two cores; quick 40 s, full 40 minutes.
+    Command: python -m experiments compare. Takes 4 minutes on two cores; quick 40 s, full 40
+    minutes.
     Expected: with attention BLEU stays above 80 up to 20 words; without, it falls with the length.
     """
 
     data: str = "grammar"
-    """grammar (made on the spot), dates (en to zh), a .tsv or .tsv.gz, two plain files SOURCE,TARGET,
-    or hf:NAME[:CONFIG][@REVISION]."""
+    """grammar (made on the spot), dates (en to zh), a .tsv or .tsv.gz, two plain files
+    SOURCE,TARGET, or hf:NAME[:CONFIG][@REVISION]."""
     languages: str | None = None
     """SOURCE-TARGET codes, as in en-de, where the data does not tell."""
     scores: tuple[str, ...] = ("none", "dot", "scaled_dot", "additive")
@@ -122,7 +124,6 @@ class Compare(StudyOptions):
         from experiments.reports.compare import build
         from experiments.translation import Corpus, train_and_score
 
-        assert self.seeds and self.steps
         # The data comes first: if it cannot be used, no folder is made.
         corpora = {0: Corpus.load(self, 0)}
         folder = RunFolder.open(self)
@@ -158,10 +159,10 @@ class Compare(StudyOptions):
 
 
 _QUESTION = (
-    "A decoder that translates may look at the source sentence through a score: the dot product, the "
-    "scaled dot product, a small network (additive) — or not at all, with nothing but the mean of the "
-    "encoder's states. How do they differ: in the quality of the translation, by sentence length, in where "
-    "they look, in how they learn, and in what they cost?"
+    "A decoder that translates may look at the source sentence through a score: the dot product, "
+    "the scaled dot product, a small network (additive) — or not at all, with nothing but the mean "
+    "of the encoder's states. How do they differ: in the quality of the translation, by sentence "
+    "length, in where they look, in how they learn, and in what they cost?"
 )
 
 
@@ -176,7 +177,10 @@ def _results(
             continue
         summary[score] = {
             "seeds": [c["seed"] for c in own],
-            **{m: [c["test"][m] for c in own] for m in ("bleu", "bleu_to_20", "chrf", "alignment_error")},
+            **{
+                m: [c["test"][m] for c in own]
+                for m in ("bleu", "bleu_to_20", "chrf", "alignment_error")
+            },
             "by_length": [
                 {
                     "low": bucket["low"],

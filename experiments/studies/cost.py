@@ -84,7 +84,6 @@ class Cost(StudyOptions):
         from experiments.report import write_report
         from experiments.reports.cost import build
 
-        assert self.seeds is not None
         lengths = sorted(set(self.lengths or ()))
         folder = RunFolder.open(self)
         wrong = folder.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
@@ -92,7 +91,9 @@ class Cost(StudyOptions):
         longer = sorted(set(self.memory_lengths or ()) - set(lengths))
         with Progress(self.seeds * len(lengths) + len(longer)) as progress:
             for name, fault in wrong.items():
-                progress.say(f"{name}: " + (f"WRONG, {fault}; not measured" if fault else "checked"))
+                progress.say(
+                    f"{name}: " + (f"WRONG, {fault}; not measured" if fault else "checked")
+                )
             timed = []
             for seed in range(self.seeds):
                 with progress.piece(f"times, seed {seed}", len(lengths)) as piece:
@@ -144,7 +145,6 @@ def _measure(options: Cost, names: list[str], length: int, seed: int) -> dict[st
             for (name, p), c in compiled.items()
             if p == which and (c.temporaries or 0) <= limit
         }
-        assert options.rounds is not None
         times[which] = interleaved(calls, rounds=options.rounds) if calls else {}
     return {
         "length": length,
@@ -223,7 +223,7 @@ _PAIRS = (
 )
 _QUESTION = (
     "Additive attention asks a small network about every pair of positions, dot-product attention "
-    "multiplies two matrices. What does each cost in time and memory as the length grows, written as in the "
-    "textbook and as this library computes it, and at which length does each stop paying on this machine?"
+    "multiplies two matrices. What does each cost in time and memory as the length grows, written "
+    "as in the textbook and as this library computes it, and at which length does each stop paying "
+    "on this machine?"
 )
-

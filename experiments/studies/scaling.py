@@ -17,14 +17,15 @@ class Scaling(StudyOptions):
     """What does the scale 1/√d do to attention, before and during training?
 
     Without training: entropy, largest weight and the norm of the softmax's Jacobian, by depth, of
-    the unscaled dot, the scaled dot and the additive score. In training, on associative recall: loss,
-    entropy and gradient norm over the steps with no scale, 1/√d, one too strong (1/d: the weights
-    flatten) and one too weak (1/d^¼: they sharpen).
+    the unscaled dot, the scaled dot and the additive score. In training, on associative recall:
+    loss, entropy and gradient norm over the steps with no scale, 1/√d, one too strong (1/d: the
+    weights flatten) and one too weak (1/d^¼: they sharpen).
 
-    Beside it: Vaswani et al. 2017 (arXiv 1706.03762) §3.2.1, and "unscaled starts slowly; entropy is
-    what to watch".
+    Beside it: Vaswani et al. 2017 (arXiv 1706.03762) §3.2.1, and "unscaled starts slowly;
+    entropy is what to watch".
 
-    Command: python -m experiments scaling. Takes 3 minutes on two cores; quick 30 s, full 12 minutes.
+    Command: python -m experiments scaling. Takes 3 minutes on two cores; quick 30 s, full 12
+    minutes.
     Expected: unscaled weights are nearly one-hot at depth 256 and above, scaled ones do not change
     with the depth; in training, no scale starts sharp and learns slowest at large depth.
     """
@@ -68,7 +69,6 @@ class Scaling(StudyOptions):
         from experiments.report import write_report
         from experiments.reports.scaling import build
 
-        assert self.seeds and self.steps and self.train_depths is not None
         folder = RunFolder.open(self)
         seeds = range(self.seeds)
         table = [
@@ -92,9 +92,9 @@ class Scaling(StudyOptions):
 
 
 _QUESTION = (
-    "The dot product of two random vectors of depth d has standard deviation √d. Dividing by √d takes that "
-    "out again. What happens to the attention weights, and to the training, without the division, and with "
-    "one that is too strong or too weak?"
+    "The dot product of two random vectors of depth d has standard deviation √d. Dividing by √d "
+    "takes that out again. What happens to the attention weights, and to the training, without the "
+    "division, and with one that is too strong or too weak?"
 )
 _WORDS = 64
 _WIDTH = 64
@@ -105,7 +105,6 @@ def _trained(
 ) -> dict[str, Any]:
     """Return the finished cell of one model, training it if it is not there."""
     key = f"depth{depth}-p{SCALES[name]:g}-seed{seed}"
-    assert options.steps
     if folder.has(key):
         progress.skip(options.steps)
     cell = folder.cell(key, lambda: _train(options, folder, progress, key, depth, name, seed))
@@ -122,7 +121,6 @@ def _train(
     from experiments import recall
     from experiments.train import Recipe, train
 
-    assert options.steps
     scale = float(depth) ** -SCALES[name]
     model = recall.Recall(_WORDS, _WIDTH, depth, scale, rngs=nnx.Rngs(seed))
     sizes = {"pairs": options.pairs, "queries": options.queries, "words": _WORDS}

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def as_users_run():
-    """JAX's own rules for dtypes and ranks: optax needs them, and the library's tests are stricter."""
+    """JAX's own rules for dtypes and ranks: optax needs them; the library's tests are stricter."""
     before = jax.config.jax_numpy_dtype_promotion, jax.config.jax_numpy_rank_promotion
     # Not the context managers: they hold for one thread, and experiments compile in several.
     jax.config.update("jax_numpy_dtype_promotion", "standard")

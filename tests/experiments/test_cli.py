@@ -1,4 +1,4 @@
-"""The command line: what it refuses, in one line and with exit code 2, and what it makes of presets."""
+"""The command line: what it refuses, in one line, and what it makes of presets."""
 
 import subprocess
 import sys
@@ -35,7 +35,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=lambda x: " ".join(x)[:40])
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, monkeypatch, tmp_path):
+def test_a_request_that_cannot_be_met_gets_one_line(
+    arguments, words, capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     out, err = capsys.readouterr()

@@ -14,10 +14,8 @@ from experiments.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "help.en-de.tsv.gz"
-TINY = (
-    "--preset quick --steps 12 --train-size 60 --test-size 14 --batch-size 8 --features 16 --heads 2 "
-    "--checkpoint-every 1"
-).split()  # fmt: skip
+TINY = ["--preset", "quick", "--steps", "12", "--train-size", "60", "--test-size", "14"]
+TINY += ["--batch-size", "8", "--features", "16", "--heads", "2", "--checkpoint-every", "1"]
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
@@ -49,7 +47,9 @@ def test_results_hold_what_the_docs_say(whole):
     for score, row in document["summary"].items():
         assert len(row["bleu"]) == len(row["chrf"]) == len(row["step_milliseconds"]) == 1
         assert all(0 <= bucket["bleu"][0] <= 100 for bucket in row["by_length"])
-        assert sum(b["sentences"] for b in row["by_length"]) == document["data"]["sentences"]["test"]
+        assert (
+            sum(b["sentences"] for b in row["by_length"]) == document["data"]["sentences"]["test"]
+        )
         assert row["temporaries"][0] > 0
         looks = score != "none"
         assert (row["alignment_error"][0] is not None) == looks

@@ -67,9 +67,7 @@ def test_temporaries_are_known_without_running():
 
 def test_the_study_measures_and_reports(tmp_path):
     folder = tmp_path / "run"
-    arguments = (
-        "--preset quick --lengths 32 8 --memory-lengths 128 --rounds 1 --depth 8 --hidden 4"
-    )
+    arguments = "--preset quick --lengths 32 8 --memory-lengths 128 --rounds 1 --depth 8 --hidden 4"
     assert main(["cost", *arguments.split(), "--out", str(folder)]) == 0
     document = json.loads((folder / "results.json").read_text())
     assert document["status"] == "finished"
@@ -89,7 +87,10 @@ def test_the_study_measures_and_reports(tmp_path):
 
 
 def test_a_wrong_form_has_no_numbers(tmp_path, monkeypatch):
-    wrong = {**forms.FORMS, "our dot": ("dot", lambda q, k, v, p: forms.textbook_dot(q, k, 1.01 * v, p))}
+    wrong = {
+        **forms.FORMS,
+        "our dot": ("dot", lambda q, k, v, p: forms.textbook_dot(q, k, 1.01 * v, p)),
+    }
     monkeypatch.setattr(forms, "FORMS", {n: wrong[n] for n in ("textbook dot", "our dot")})
     folder = tmp_path / "run"
     arguments = "--preset quick --lengths 8 --memory-lengths 16 --rounds 1 --depth 4 --hidden 4"

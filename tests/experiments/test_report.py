@@ -96,5 +96,7 @@ def test_fonts_are_asked_for_their_signs():
 def test_a_figure_leaves_out_what_is_not_a_number(tmp_path, value):
     series = {"dot": [[(1, 1.0), (2, value)], [(1, 2.0), (2, value)]], "none": [[(1, value)]]}
     figures.curves(tmp_path / "c.png", [("t", series)], x="x", y="y", log_x=True)
-    figures.bars(tmp_path / "b.png", ["1–5"], {"dot": [[value]], "none": [[1.0, value]]}, x="", y="")
+    figures.bars(
+        tmp_path / "b.png", ["1–5"], {"dot": [[value]], "none": [[1.0, value]]}, x="", y=""
+    )
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("c.png", "b.png"))

@@ -44,7 +44,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(UsageError, match="--out .*run"):
+    with pytest.raises(UsageError, match=r"--out .*run"):
         opened(tmp_path)
 
 
