@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _refuse(error)
     except KeyboardInterrupt:
-        print("stopped; what was finished is kept", file=sys.stderr)
+        print("stopped", file=sys.stderr)
         return 130
     return 0
 

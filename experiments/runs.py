@@ -17,14 +17,18 @@ import math
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.errors import UsageError
 from experiments.options import StudyOptions, flag
+
+if TYPE_CHECKING:
+    from experiments.report import Report
 
 SCHEMA = 1
 _NOT_SETTINGS = ("out", "resume")
@@ -67,6 +71,28 @@ class RunFolder:
             raise UsageError(f"--out {path} cannot be made a folder: {error.strerror}") from None
         settings = _settings(options)
         return cls(path, options, {"study": options.study, "settings": settings, "sittings": []})
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.save_record()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            again = f"python -m experiments {self.options.study} --out {self.path} --resume"
+            print(f"What was finished is kept; go on with: {again}", file=sys.stderr)
+
+    def conclude(
+        self, results: dict[str, Any], build: "Callable[[dict[str, Any], Path], Report]"
+    ) -> Path:
+        """Write results.json, and the report that ``build`` makes of it; return the folder."""
+        from experiments.report import (
+            write_report,
+        )  # loads NumPy and Jinja, which --help can do without
+
+        document = self.write_results(results, finished=True)
+        page = write_report(self.path, build(document, self.path), document)
+        print(f"report: {page}")
+        return self.path
 
     @property
     def seconds(self) -> float:

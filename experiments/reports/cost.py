@@ -85,10 +85,35 @@ def _answer(results: Mapping[str, Any]) -> list[str]:
                 f"At length {longest}, our {kind} attention with its gradient is "
                 f"{_times_as(gain[longest])} the textbook's."
             )
+    said += _paying(results)
     shrunk = _shrunk(results)
     if shrunk:
         said.append(shrunk)
     return said or ["Nothing was measured: see the warnings above."]
+
+
+def _paying(results: Mapping[str, Any]) -> list[str]:
+    """Return from which length on each textbook form loses to ours."""
+    said = []
+    for kind in ("additive", "dot"):
+        pair = f"textbook {kind}", f"our {kind}"
+        found = {c["pass"]: c["from"] for c in results["crossovers"] if _pair(c) == pair}
+        if found:
+            words = [
+                f"{_PASSES[which].lower()} "
+                + (
+                    f"from length {at:,} on"
+                    if at
+                    else f"at no length up to {max(results['lengths']):,}"
+                )
+                for which, at in found.items()
+            ]
+            said.append(f"The textbook's {kind} form stops paying against ours {joined(words)}.")
+    return said
+
+
+def _pair(crossing: Mapping[str, Any]) -> tuple[str, str]:
+    return crossing["slower"], crossing["faster"]
 
 
 def _shrunk(results: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,8 @@
 """How the decoder's way of looking at the source changes translation: the main job."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -120,42 +122,38 @@ class Compare(StudyOptions):
         """Load the data, train and score every model, write the report."""
         from experiments.compiling import Executables
         from experiments.progress import Progress
-        from experiments.report import write_report
         from experiments.reports.compare import build
         from experiments.translation import Corpus, train_and_score
 
         # The data comes first: if it cannot be used, no folder is made.
         corpora = {0: Corpus.load(self, 0)}
-        folder = RunFolder.open(self)
-        facts = folder.cell("data", lambda: corpora[0].facts())
         cells: list[dict[str, Any]] = []
         executables = Executables()
-        with Progress(self.seeds * len(self.scores) * self.steps) as progress:
+        total = self.seeds * len(self.scores) * self.steps
+        with RunFolder.open(self) as folder, Progress(total) as progress:
+            facts = folder.cell("data", lambda: corpora[0].facts())
             progress.say(f"data: {facts['summary']}")
             progress.say(f"writing to {folder.path}")
-            for seed in range(self.seeds):
-                for score in self.scores:
-                    name = f"{score}-seed{seed}"
-                    if folder.has(name):
-                        progress.skip(self.steps)
-                    elif seed not in corpora:
-                        corpora = {seed: Corpus.load(self, seed)}
-                    corpus = corpora.get(seed)
-                    cells.append(
-                        folder.cell(
-                            name,
-                            lambda s=score, c=corpus, n=name: train_and_score(
-                                self, s, c, folder.checkpoints(n), progress, executables
-                            ),
-                        )
-                    )
-                    folder.drop_checkpoints(name)
-                    progress.say(_line(cells[-1]))
-                    folder.write_results(_results(self, facts, cells), finished=False)
-            document = folder.write_results(_results(self, facts, cells), finished=True)
-            page = write_report(folder.path, build(document, folder.path), document)
-        print(f"report: {page}")
-        return folder.path
+            for seed, score in itertools.product(range(self.seeds), self.scores):
+                name = f"{score}-seed{seed}"
+                if folder.has(name):
+                    progress.skip(self.steps)
+                elif seed not in corpora:
+                    corpora = {seed: Corpus.load(self, seed)}
+                work = functools.partial(
+                    train_and_score,
+                    self,
+                    score,
+                    corpora.get(seed),
+                    folder.checkpoints(name),
+                    progress,
+                    executables,
+                )
+                cells.append(folder.cell(name, work))
+                folder.drop_checkpoints(name)
+                progress.say(_line(cells[-1]))
+                folder.write_results(_results(self, facts, cells), finished=False)
+            return folder.conclude(_results(self, facts, cells), build)
 
 
 _QUESTION = (

@@ -1,6 +1,7 @@
 """What additive and dot-product attention cost, against length."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,39 +82,31 @@ class Cost(StudyOptions):
         """Check the forms, measure them and write the report."""
         from experiments import forms
         from experiments.progress import Progress
-        from experiments.report import write_report
         from experiments.reports.cost import build
 
         lengths = sorted(set(self.lengths or ()))
-        folder = RunFolder.open(self)
-        wrong = folder.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
-        good = [name for name, fault in wrong.items() if fault is None]
         longer = sorted(set(self.memory_lengths or ()) - set(lengths))
-        with Progress(self.seeds * len(lengths) + len(longer)) as progress:
+        total = self.seeds * len(lengths) + len(longer)
+        with RunFolder.open(self) as folder, Progress(total) as progress:
+            wrong = folder.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
             for name, fault in wrong.items():
-                progress.say(
-                    f"{name}: " + (f"WRONG, {fault}; not measured" if fault else "checked")
-                )
+                verdict = f"WRONG, {fault}; not measured" if fault else "checked"
+                progress.say(f"{name}: {verdict}")
+            good = [name for name, fault in wrong.items() if fault is None]
             timed = []
             for seed in range(self.seeds):
                 with progress.piece(f"times, seed {seed}", len(lengths)) as piece:
                     for length in lengths:
-                        name = f"seed{seed}-length{length}"
-                        timed.append(
-                            folder.cell(name, lambda n=length, s=seed: _measure(self, good, n, s))
-                        )
+                        work = functools.partial(_measure, self, good, length, seed)
+                        timed.append(folder.cell(f"seed{seed}-length{length}", work))
                         piece.advance(f"length {length}")
-            sizes = {c["length"]: c["temporaries"] for c in timed}
+            sizes = {cell["length"]: cell["temporaries"] for cell in timed}
             with progress.piece("memory", len(longer)) as piece:
                 for length in longer:
-                    cell = folder.cell(f"memory{length}", lambda n=length: _sizes(self, good, n))
-                    sizes[length] = cell["temporaries"]
+                    work = functools.partial(_sizes, self, good, length)
+                    sizes[length] = folder.cell(f"memory{length}", work)["temporaries"]
                     piece.advance(f"length {length}")
-        results = _results(self, wrong, timed, sizes)
-        document = folder.write_results(results, finished=True)
-        page = write_report(folder.path, build(document, folder.path), document)
-        print(f"report: {page}")
-        return folder.path
+            return folder.conclude(_results(self, wrong, timed, sizes), build)
 
 
 def _compiled(options: Cost, names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:

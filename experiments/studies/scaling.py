@@ -1,6 +1,7 @@
 """What the scale of the dot product does, before and during training."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,29 +67,22 @@ class Scaling(StudyOptions):
         """Make the table, train, and write the report."""
         from experiments import untrained
         from experiments.progress import Progress
-        from experiments.report import write_report
         from experiments.reports.scaling import build
 
-        folder = RunFolder.open(self)
         seeds = range(self.seeds)
-        table = [
-            folder.cell(
-                f"untrained-depth{depth}-seed{seed}",
-                lambda d=depth, s=seed: untrained.measure(d, s),
-            )
-            for depth in self.depths
-            for seed in seeds
-        ]
         models = [(d, name, s) for d in self.train_depths for name in SCALES for s in seeds]
-        trained = []
-        with Progress(len(models) * self.steps) as progress:
-            for depth, name, seed in models:
-                trained.append(_trained(self, folder, progress, depth, name, seed))
-        results = {"question": _QUESTION, "untrained": table, "trained": trained}
-        document = folder.write_results(results, finished=True)
-        page = write_report(folder.path, build(document, folder.path), document)
-        print(f"report: {page}")
-        return folder.path
+        with RunFolder.open(self) as folder, Progress(len(models) * self.steps) as progress:
+            table = [
+                folder.cell(
+                    f"untrained-depth{depth}-seed{seed}",
+                    functools.partial(untrained.measure, depth, seed),
+                )
+                for depth in self.depths
+                for seed in seeds
+            ]
+            trained = [_trained(self, folder, progress, *model) for model in models]
+            results = {"question": _QUESTION, "untrained": table, "trained": trained}
+            return folder.conclude(results, build)
 
 
 _QUESTION = (

@@ -1,6 +1,11 @@
 """The scaling study: the table without training, the task, and the report."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +13,8 @@ import pytest
 from experiments import recall, untrained
 from experiments.__main__ import main
 from experiments.published import UNTRAINED
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
@@ -69,6 +76,23 @@ def test_the_study_trains_and_reports(tmp_path):
     assert page.count("<img") == 4
     for words in ("1706.03762", "4, given"):
         assert words in page
+
+
+def test_ctrl_c_is_a_pause(tmp_path):
+    small = "--preset quick --depths 4 --train-depths 8 --steps 3000 --pairs 4 --queries 2".split()
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments", "scaling", *small, "--out", str(folder)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not list((folder / "checkpoints").glob("*/*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate()[1]
+    assert process.returncode == 130
+    assert f"--out {folder} --resume" in errors
+    assert "Traceback" not in errors
+    assert len(list((folder / "cells").glob("depth8-*"))) < 4
 
 
 def test_too_weak_a_scale_starts_sharper_than_too_strong_a_one():
