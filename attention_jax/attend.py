@@ -81,11 +81,12 @@ def attend(
         precision: of the matrix products, as in `jax.default_matmul_precision`.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; softmax and accumulation in float32 at least. A query
-        that may see nothing gets 0, and what is masked changes nothing, NaN included.
+        `[*B, T, N, V]` with the query's dtype; softmax and accumulation in float32 at least. A
+        query that may see nothing gets 0, and what is masked changes nothing, NaN included.
 
     Raises:
-        TypeError: a mask that is not boolean, a bias that is not floating, a wrong kind of argument.
+        TypeError: a mask that is not boolean, a bias that is not floating, a wrong kind of
+            argument.
         ValueError: shapes, rates or positions that do not fit.
         NotImplementedError: a named implementation cannot do a part of the request.
 
@@ -144,8 +145,8 @@ def attend_with_stats(
         precision: see `attend`.
 
     Returns:
-        `(out, stats)`: stats.lse, stats.entropy and stats.max_logit are `[*B, N, T]`, differentiable,
-        float32 (float64 for float64 inputs); an empty row has -inf, 0 and -inf.
+        `(out, stats)`: stats.lse, stats.entropy and stats.max_logit are `[*B, N, T]`,
+        differentiable, float32 (float64 for float64 inputs); an empty row has -inf, 0 and -inf.
     """
     request = make_request(
         query,

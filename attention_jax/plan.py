@@ -31,7 +31,9 @@ class Kernel(Protocol):
         ...
 
 
-KERNELS: Mapping[str, Any] = MappingProxyType({"dense": dense, "blockwise": blockwise, "flash": flash})
+KERNELS: Mapping[str, Any] = MappingProxyType(
+    {"dense": dense, "blockwise": blockwise, "flash": flash}
+)
 
 _BELOW_DENSE_PAIRS = 256 * 256  # pairs of one head up to which one block is the whole plane anyway
 

@@ -1,8 +1,9 @@
 """Mapping one example's, one head's function over everything else.
 
-A kernel is written for `[T, H], [S, H], [S, V]`. Every array of a problem is first given the leading
-axes `[*B, K, G]` (N = K·G), each of full size or of size 1; an axis of size 1 is not mapped, which is
-how key/value heads are shared by their group and parameters by all heads, without a copy.
+A kernel is written for `[T, H], [S, H], [S, V]`. Every array of a problem is first given the
+leading axes `[*B, K, G]` (N = K·G), each of full size or of size 1; an axis of size 1 is not
+mapped, which is how key/value heads are shared by their group and parameters by all heads, without
+a copy.
 """
 
 from collections.abc import Callable
@@ -27,10 +28,8 @@ def head_axes(parts: tuple[Any, Sides], layout: Layout) -> tuple[Any, Sides]:
         missing = rank + own_axes - leaf.ndim
         shape = (1,) * missing + leaf.shape if missing > 0 else leaf.shape[-missing or None :]
         batch, heads, own = shape[: rank - 1], shape[rank - 1], shape[rank:]
-        if heads == layout.N:
-            split = (layout.K, layout.group)
-        else:  # K key/value heads, or 1: shared inside the group
-            split = (heads, 1)
+        # K key/value heads, or 1, are shared inside the group.
+        split = (layout.K, layout.group) if heads == layout.N else (heads, 1)
         return leaf.reshape(*batch, *split, *own)
 
     parameters, sides = parts
@@ -73,8 +72,8 @@ def map_leading(
 ) -> Any:
     """Maps `function` over the leading axes `sizes` of every leaf of `tree`.
 
-    With `loop` the axes are walked one entry at a time (`lax.map`), which keeps the working set of a
-    CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want.
+    With `loop` the axes are walked one entry at a time (`lax.map`), which keeps the working set of
+    a CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want.
     """
     if not sizes:
         return function(tree)

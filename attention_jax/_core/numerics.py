@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

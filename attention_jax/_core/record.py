@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 

@@ -4,8 +4,8 @@
 
 A term is evaluated in two halves. `prepare` runs once over whole arrays, O(T + S): projections,
 normalisation, scale. `block` runs once for each block, for one head: it sees only slices. Ordinary
-autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `block`, so no term needs
-a gradient of its own.
+autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `block`, so no term
+needs a gradient of its own.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def head_axis(parameter: Any, rank: int) -> Any:
 
 
 def over_heads(parameter: Any, rank: int, ndim: int) -> Array:
-    """`[own]` or `[N, own]` shaped to broadcast against an array `[*B, N, length, own]` of `ndim` axes.
+    """`[own]` or `[N, own]`, to broadcast against an array `[*B, N, length, own]` of `ndim` axes.
 
     `rank` is the number of own axes; the shapes are written out so that no axis is added silently.
     """
@@ -78,7 +78,7 @@ def over_heads(parameter: Any, rank: int, ndim: int) -> Array:
 
 
 def check_per_head(name: str, parameter: Any, letters: str, layout: Layout, *sizes: int) -> None:
-    """Raises unless `parameter` is `[sizes]`, or `[N, sizes]` with one entry for each query head."""
+    """Raises unless `parameter` is `[sizes]`, or `[N, sizes]`: one entry for each query head."""
     shape = tuple(np.shape(parameter))
     if shape not in (sizes, (layout.N, *sizes)):
         shared = f"[{letters}]" if letters else "a scalar"

@@ -51,7 +51,7 @@ def raw_logits(block: Problem) -> Array:
 
 
 def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) -> Array:
-    """Logits with the invisible at -inf, and with NaN where a visible query or key is not finite."""
+    """Logits with the invisible at -inf, and NaN where a visible query or key is not finite."""
     if facts.guarded:
         query, key = block.sides.query["bad"], block.sides.key["bad"]
         spoiled = jnp.where(query, jnp.nan, 0.0)[:, None] + jnp.where(key, jnp.nan, 0.0)[None, :]

@@ -94,7 +94,7 @@ def close(state: Online) -> Rows:
 
 
 def top_logits(head: Problem, rows: Rows) -> Array:
-    """The largest logit of each row `[T]`, evaluated once more at its key, so that it has a gradient.
+    """The largest logit of each row `[T]`, evaluated once more at its key: it has a gradient.
 
     A pair at a time, O(T): the blocks themselves pass on an index only.
     """

@@ -3,8 +3,9 @@
 Everything the engine touches is sorted by the axes it runs along: query data, key data, pair data,
 parameters. Cutting a block is then one slice of each, whatever the score, the mask or the bias.
 
-What is masked must not matter, not even NaN. So where anything may be masked, non-finite queries and
-keys are replaced by ones before a score sees them, and their visible logits are made NaN afterwards.
+What is masked must not matter, not even NaN. So where anything may be masked, non-finite queries
+and keys are replaced by ones before a score sees them, and their visible logits are made NaN
+afterwards.
 """
 
 from typing import Any, NamedTuple
@@ -88,13 +89,13 @@ def lower(request: Request) -> tuple[Problem, Static]:
             request.dropout_key, layout, *positions, shared=request.shared_dropout
         )
     mask = None if request.mask is None else request.mask.per_head()
-    parameters, sides = head_axes(
+    (own_term, own_mask), sides = head_axes(
         ((term.per_head(), mask), Sides(on_query, on_key, on_pair)), layout
     )
     sizes = (*layout.batch, layout.K, layout.group)
     if bad_value is not None:
         bad_value = bad_value.reshape((1,) * len(sizes))
-    problem, sizes = merge_axes(Problem(*parameters, sides, bad_value), sizes)
+    problem, sizes = merge_axes(Problem(own_term, own_mask, sides, bad_value), sizes)
     facts = Static(layout, sizes, guarded, term.may_hide, request.dropout_rate, request.statistics)
     return problem, facts
 
@@ -132,9 +133,9 @@ def check_mask(data: Sides, layout: Layout) -> None:
 def block_kinds(problem: Problem, facts: Static, block: tuple[int, int], *, loop: bool) -> Any:
     """Which blocks to skip (0), look into (1) or take whole (2), int8.
 
-    NumPy `[nT, nS]` where it is known while tracing. Else traced, `[*#sizes, nT, nS]`; and where heads
-    are vectorised and not looped over, joined into one map for all of them. The last block of an axis
-    that the block size does not divide overlaps its neighbour, so it is never taken whole.
+    NumPy `[nT, nS]` where it is known while tracing. Else traced, `[*#sizes, nT, nS]`; and where
+    heads are vectorised and not looped over, joined into one map for all of them. The last block of
+    an axis that the block size does not divide overlaps its neighbour, so it is never taken whole.
     """
     most = whole_blocks(facts.layout, block, may_hide=facts.may_hide)
     counts, ones = most.shape, (1,) * len(facts.sizes)

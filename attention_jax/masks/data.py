@@ -170,7 +170,8 @@ def segments(
     Args:
         query_ids: ints `[T]` or `[*B, T]`, any values in any order.
         key_ids: ints `[S]` or `[*B, S]`; by default `query_ids`, for self-attention.
-        padding_id: an id that marks padding: such keys are seen by nobody, such queries see nothing.
+        padding_id: an id that marks padding: such keys are seen by nobody, such queries see
+            nothing.
 
     Returns:
         A mask object; the ids are its leaves.

@@ -34,8 +34,8 @@ class Causal(Mask):
             return Sides()
         if not lengths.default_positions:
             raise ValueError(
-                'causal(align="end") aligns the last query with the last key and cannot be combined '
-                "with query_positions or key_positions; use causal() with true positions"
+                'causal(align="end") aligns the last query with the last key and cannot be '
+                "combined with query_positions or key_positions; use causal() with true positions"
             )
         return Sides(query=np.full((lengths.T,), lengths.S - lengths.T, np.int32))
 

@@ -2,8 +2,9 @@
 
     logits(t, s) = score(q_t, k_s) + bias(t, s)
 
-A bias is a term of the logits like a score, evaluated block by block from positions, so that none of
-them ever builds a [T, S] array. A new bias is one class with `block` (see `attention_jax._core.term`).
+A bias is a term of the logits like a score, evaluated block by block from positions, so that none
+of them ever builds a [T, S] array. A new bias is one class with `block` (see
+`attention_jax._core.term`).
 """
 
 from attention_jax._core.term import ArrayBias as ArrayBias

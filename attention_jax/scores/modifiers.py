@@ -121,9 +121,10 @@ class LogLength(Score):
         """`s` is a scalar or one for each head; `length` a number or `[*B]`."""
         self.score.check(layout)
         check_per_head("s", self.s, "", layout)
-        if np.shape(self.length if self.length is not None else 0) not in ((), layout.batch):
+        shape = () if self.length is None else np.shape(self.length)
+        if shape not in ((), layout.batch):
             raise ValueError(
-                f"length has shape {list(np.shape(self.length))} but must be a number or "
+                f"length has shape {list(shape)} but must be a number or "
                 f"[*B] = {list(layout.batch)}"
             )
 
@@ -217,7 +218,8 @@ def log_length(score: Score, s: Any, length: Any = None) -> Score:
 
     Args:
         score: any score object.
-        s: a number, a scalar array or `[N]`; `1 / math.log(n_train)` leaves length n_train as it is.
+        s: a number, a scalar array or `[N]`; `1 / math.log(n_train)` leaves length n_train as
+            it is.
         length: n, a number or one for each example `[*B]`; by default the key length S.
 
     Returns:

@@ -2,16 +2,16 @@
 
     plane(t, s) = Σ_a v_a · f(x_ta + y_sa)
 
-The broadcast form builds [Tb, Sb, A] and is bound by memory; walking the features keeps one plane in
-cache. For tanh and the logistic sigmoid no transcendental function is needed per pair:
+The broadcast form builds [Tb, Sb, A] and is bound by memory; walking the features keeps one plane
+in cache. For tanh and the logistic sigmoid no transcendental function is needed per pair:
 
     E = exp(c z),  tanh(x + y) = 1 - 2 r,  sigmoid(x + y) = 1 - r,  r = 1 / (1 + E_x E_y),
 
 with c = 2 for tanh and 1 for sigmoid: the exponentials are per row, and two features share one
-division. The derivative is c r (1 - r) times the factor before r. The products stay in range because
-each feature's sums are first shifted, x - m and y + m, and then clipped where the function is flat to
-the last bit anyway; where a feature's values spread too far on both sides for that, the whole plane
-is computed with the function itself.
+division. The derivative is c r (1 - r) times the factor before r. The products stay in range
+because each feature's sums are first shifted, x - m and y + m, and then clipped where the function
+is flat to the last bit anyway; where a feature's values spread too far on both sides for that, the
+whole plane is computed with the function itself.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,12 @@ from jaxtyping import Array, Float
 Activation = Callable[[Array], Array]
 
 # f = 1 - factor · r with E = exp(rate · z)
-_RATIONAL = {jnp.tanh: (2.0, 2.0), jax.nn.tanh: (2.0, 2.0), jax.lax.tanh: (2.0, 2.0),
-             jax.nn.sigmoid: (1.0, 1.0)}
+_RATIONAL = {
+    jnp.tanh: (2.0, 2.0),
+    jax.nn.tanh: (2.0, 2.0),
+    jax.lax.tanh: (2.0, 2.0),
+    jax.nn.sigmoid: (1.0, 1.0),
+}
 
 # In units of rate · z: beyond _FLAT the function is constant in float32; a feature whose values
 # spread over at most _SPREAD on one side fits, since two denominators have a finite product.
@@ -64,9 +68,7 @@ def _shift(x: Array, y: Array) -> tuple[Array, Array]:
     low, high = jnp.min(x, axis=1), jnp.max(x, axis=1)
     other_low, other_high = jnp.min(y, axis=1), jnp.max(y, axis=1)
     spread, other_spread = high - low, other_high - other_low
-    middle = jnp.where(
-        spread <= other_spread, low + spread / 2, -(other_low + other_spread / 2)
-    )
+    middle = jnp.where(spread <= other_spread, low + spread / 2, -(other_low + other_spread / 2))
     return middle, jnp.all(jnp.minimum(spread, other_spread) <= _SPREAD)
 
 
@@ -102,14 +104,16 @@ def _rational(x: Array, y: Array, v: Array) -> Array:
         return plane, None
 
     plane = jnp.zeros((x.shape[1], y.shape[1]), x.dtype)
-    return jax.lax.scan(step, plane, _groups(jnp.exp(x), jnp.exp(y), v))[0]
+    groups: Any = _groups(jnp.exp(x), jnp.exp(y), v)
+    return jax.lax.scan(step, plane, groups)[0]
 
 
 @_rational.defjvp
 def _rational_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    """Linear in the tangents. Rows and columns are spread by products with ones, because what such a
-    product transposes to, a matrix times a vector, is far faster than a sum that is fused with the
-    division.
+    """Linear in the tangents.
+
+    Rows and columns are spread by products with ones, because what such a product transposes to, a
+    matrix times a vector, is far faster than a sum that is fused with the division.
     """
     x, y, v = primals
     rows, columns = jnp.ones((x.shape[1], 1), x.dtype), jnp.ones((1, y.shape[1]), x.dtype)

@@ -225,8 +225,8 @@ def general(weight: Any) -> Score:
     """The bilinear score, `e = qᵀ W k`.
 
     Args:
-        weight: `[H, Hk]`, shared by all heads, or `[N, H, Hk]`. The query's depth H and the key's Hk
-            may differ.
+        weight: `[H, Hk]`, shared by all heads, or `[N, H, Hk]`. The query's depth H and the key's
+            Hk may differ.
 
     Returns:
         A score object; `weight` is its parameter.
@@ -257,8 +257,8 @@ def custom(f: BlockFunction) -> Score:
 
     Args:
         f: `f(query_block [Tb, H], key_block [Sb, Hk], query_positions [Tb], key_positions [Sb])
-            -> [Tb, Sb]`. A `jax.tree_util.Partial` carries parameters that get gradients. A score of
-            -inf makes the pair invisible.
+            -> [Tb, Sb]`. A `jax.tree_util.Partial` carries parameters that get gradients. A score
+            of -inf makes the pair invisible.
 
     Returns:
         A score object.
