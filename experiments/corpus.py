@@ -102,6 +102,7 @@ class Corpus:
             "sentences": sizes,
             "left_out_as_too_long": dict(self.left_out),
             "unit": data.unit,
+            "length_unit": "characters" if data.unit == "character" else "words",
             "vocabulary": {"source": self.source.size, "target": self.target.size},
             "longest_trained": self.longest_trained,
             "batch_shapes": [list(shape) for shape in self.train.shapes],

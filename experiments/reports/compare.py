@@ -111,7 +111,11 @@ def mean(results: Results, score: str, *path: Any) -> float | None:
 
 
 def _warnings(results: Results) -> list[str]:
-    return [
+    hasty = [
+        "The quick preset stops long before the models have learnt to translate: it shows that all "
+        "of this runs, not how the models compare."
+    ]
+    return (hasty if results["settings"]["preset"] == "quick" else []) + [
         f"{label(score).capitalize()} diverged: the loss was not finite "
         + joined(
             [
@@ -150,7 +154,7 @@ def _short_sentences(results: Results) -> str | None:
     if not found:
         return None
     listed = joined([f"{label(s)} {v:.1f}" for s, v in found.items()])
-    return f"On sentences of up to 20 words alone: {listed}."
+    return f"On sentences of up to 20 {_unit(results)} alone: {listed}."
 
 
 def _falling(results: Results) -> list[str]:
@@ -176,8 +180,8 @@ def _falling(results: Results) -> list[str]:
             a, b = falls.pop("none")
             rest = joined([f"{label(s)} from {x:.0f} to {y:.0f}" for s, (x, y) in falls.items()])
             said.append(
-                f"Without attention BLEU goes from {a:.0f} at {words[0]} words to {b:.0f} at "
-                f"{words[1]}; with it, {rest}."
+                f"Without attention BLEU goes from {a:.0f} at {words[0]} {_unit(results)} to "
+                f"{b:.0f} at {words[1]}; with it, {rest}."
             )
     if beyond and others:
         i = beyond[-1]
@@ -187,7 +191,7 @@ def _falling(results: Results) -> list[str]:
             if (v := mean(results, s, "by_length", i, "bleu")) is not None
         ]
         said.append(
-            f"Beyond the {trained} words that training reached, at {_range(buckets[i])} words, "
+            f"At {_range(buckets[i])} {_unit(results)}, beyond the {trained} that training reached, "
             f"BLEU is {joined(listed)}: none of them was made to translate lengths it never saw."
         )
     return said
@@ -258,7 +262,14 @@ def _quality(results: Results) -> Table:
     ]
     return Table(
         "Held-out sentences of all lengths" + _seeds(results),
-        ["looks by", "BLEU", "chrF", "BLEU, up to 20 words", "held-out loss", "parameters"],
+        [
+            "looks by",
+            "BLEU",
+            "chrF",
+            f"BLEU, up to 20 {_unit(results)}",
+            "held-out loss",
+            "parameters",
+        ],
         rows,
     )
 
@@ -304,7 +315,7 @@ def _by_length(results: Results, metric: str, words: str) -> Table:
     ]
     counts = Row(["sentences", *(str(b["sentences"]) for b in first["by_length"])])
     return Table(
-        f"{words} by words in the source" + _seeds(results),
+        f"{words} by {_unit(results)} in the source" + _seeds(results),
         ["looks by", *(_range(b) for b in first["by_length"])],
         [*rows, counts],
     )
@@ -342,7 +353,11 @@ def _looking_blocks(results: Results, pictures: Mapping[str, Any]) -> list[Any]:
         ]
         columns = ["looks by", "all", *(_range(b) for b in first["by_length"])]
         blocks.append(
-            Table("Alignment error rate, by words in the source" + _seeds(results), columns, rows)
+            Table(
+                f"Alignment error rate, by {_unit(results)} in the source" + _seeds(results),
+                columns,
+                rows,
+            )
         )
     return blocks
 
@@ -382,14 +397,16 @@ def _translations(results: Results) -> list[Table]:
             Row([label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"])
             for m in first
         ]
-        tables.append(Table(f"{example['words']} words", ["", "text"], rows, prose=True))
+        caption = f"{example['words']} {_unit(results)}"
+        tables.append(Table(caption, ["", "text"], rows, prose=True))
     return tables
 
 
 def _lengths_in_words(data: Mapping[str, Any]) -> str:
+    unit = data["length_unit"]
     return (
-        "Words in the source sentence, its marks included. Training saw none longer than "
-        f"{data['longest_trained']}: what lies beyond asks a model for lengths it never met."
+        f"{unit.capitalize()} of the source sentence, marks included. Training saw none longer "
+        f"than {data['longest_trained']}: what lies beyond asks a model for lengths it never met."
     )
 
 
@@ -405,6 +422,10 @@ def _data_in_words(data: Mapping[str, Any]) -> str:
         if count:
             text += f" {count:,} {split} sentences were left out as too long."
     return text
+
+
+def _unit(results: Results) -> str:
+    return results["data"]["length_unit"]
 
 
 def _range(bucket: Mapping[str, Any]) -> str:

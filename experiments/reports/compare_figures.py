@@ -29,7 +29,7 @@ def _bleu(results: Results, folder: Path) -> Picture:
         folder / "figures/bleu_by_length.png",
         groups,
         {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
-        x="words in the source sentence",
+        x=f"{results['data']['length_unit']} in the source sentence",
         y="BLEU",
         top=110,
     )

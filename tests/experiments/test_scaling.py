@@ -79,7 +79,7 @@ def test_the_study_trains_and_reports(tmp_path):
 
 
 def test_ctrl_c_is_a_pause(tmp_path):
-    small = "--preset quick --depths 4 --train-depths 8 --steps 3000 --pairs 4 --queries 2".split()
+    small = ["--preset", "quick", "--train-depths", "8", "--steps", "3000", "--pairs", "4"]
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "experiments", "scaling", *small, "--out", str(folder)]
     process = subprocess.Popen(
@@ -92,7 +92,7 @@ def test_ctrl_c_is_a_pause(tmp_path):
     assert process.returncode == 130
     assert f"--out {folder} --resume" in errors
     assert "Traceback" not in errors
-    assert len(list((folder / "cells").glob("depth8-*"))) < 4
+    assert not list((folder / "cells").glob("depth8-p1-*"))  # the last one
 
 
 def test_too_weak_a_scale_starts_sharper_than_too_strong_a_one():
