@@ -191,7 +191,7 @@ def _falling(results: Results) -> list[str]:
             if (v := mean(results, s, "by_length", i, "bleu")) is not None
         ]
         said.append(
-            f"At {_range(buckets[i])} {_unit(results)}, beyond the {trained} that training reached, "
+            f"At {_range(buckets[i])} {_unit(results)}, beyond the {trained} of training, "
             f"BLEU is {joined(listed)}: none of them was made to translate lengths it never saw."
         )
     return said
