@@ -57,6 +57,11 @@ class Term(Record):
         """Whether the term can be -inf for finite input, which makes the pair invisible."""
         return False
 
+    @property
+    def block_hint(self) -> tuple[int, int] | None:
+        """The (query, key) block size that suits the term on a CPU, None where any does."""
+        return None
+
 
 def head_axis(parameter: Any, rank: int) -> Any:
     """`parameter` with a leading head axis, where it has none: `rank` is that without the axis."""

@@ -1,8 +1,8 @@
 """Blockwise attention: the online softmax under `jax.checkpoint`, plain JAX all the way.
 
-Any nesting of transformations works. Reverse mode recomputes: the outer loop over query blocks saves
-nothing of a block, and inside one query block only the running state between key blocks, which is
-O(S) for blocks of similar sizes. So memory is O(T + S), forward and backward.
+Any nesting of transformations works. Reverse mode recomputes: the outer loop over query blocks
+saves nothing of a block, and inside one query block only the running state between key blocks,
+which is O(S) for blocks of similar sizes. So memory is O(T + S), forward and backward.
 
 References:
     Rabe, Staats 2021, "Self-attention Does Not Need O(n²) Memory", arXiv:2112.05682.
@@ -56,8 +56,11 @@ def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any
     def begin(i: Array) -> Online:
         return start(block[0], layout.V, accumulator(head))
 
-    def visit(state: Online, i: Array, j: Array, partial: bool) -> Online:
-        at = block_start(j, block[1], layout.S)
-        return update(state, cut(head, facts, block, i, j), facts, at, partial=partial)
+    def fetch(i: Array, j: Array) -> Problem:
+        return cut(head, facts, block, i, j)
 
-    return walk(layout.T, block[0], kinds, begin, visit, lambda i, state: close(state))
+    def visit(state: Online, fetched: Problem, j: Array, partial: bool) -> Online:
+        at = block_start(j, block[1], layout.S)
+        return update(state, fetched, facts, at, partial=partial)
+
+    return walk(layout.T, block[0], kinds, begin, fetch, visit, lambda i, state: close(state))

@@ -4,10 +4,10 @@
     tangent    d out = Σ_s p (dx - d lse) v + p dv,   d lse = Σ_s p dx,   p = exp(x - lse)
 
 The tangent is one linear function of the inputs' tangents, walked block by block under
-`jax.checkpoint`; JAX transposes it into the backward pass (dv = pᵀ do, dx = p (do vᵀ - o·do + d lse),
-then the transpose of the score's own block). So forward mode, reverse mode and their nestings all
-come from this one rule, and what is saved is O(T + S): the inputs, `out` and `lse`. A score's block
-is differentiated by `jax.jvp`; no score, bias or mask needs a rule of its own.
+`jax.checkpoint`; JAX transposes it into the backward pass (dv = pᵀ do, dx = p (do vᵀ - o·do + d
+lse), then the transpose of the score's own block). So forward mode, reverse mode and their
+nestings all come from this one rule, and what is saved is O(T + S): the inputs, `out` and `lse`.
+A score's block is differentiated by `jax.jvp`; no score, bias or mask needs a rule of its own.
 
 References:
     Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4.
@@ -36,7 +36,7 @@ from attention_jax.kernels.online import Online, Rows, close, start, top_logits,
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
-from attention_jax.kernels.walk import block_start, walk
+from attention_jax.kernels.walk import block_start, sweep, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -72,7 +72,7 @@ class Known(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Tangents of a query block's rows: out `[Tb, V]`, lse and mean `[Tb]`."""
+    """Tangents of rows: out `[T, V]`, lse and mean `[T]`."""
 
     out: Array
     lse: Array
@@ -121,51 +121,38 @@ def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     def begin(i: Array) -> Online:
         return start(spec.block[0], layout.V, accumulator(head))
 
-    def visit(state: Online, i: Array, j: Array, partial: bool) -> Online:
+    def fetch(i: Array, j: Array) -> Problem:
+        return cut(head, spec.facts, spec.block, i, j)
+
+    def visit(state: Online, block: Problem, j: Array, partial: bool) -> Online:
         at = block_start(j, spec.block[1], layout.S)
-        block = cut(head, spec.facts, spec.block, i, j)
         return update(state, block, spec.facts, at, partial=partial)
 
     with precision_of_products(spec.precision):
-        return walk(layout.T, spec.block[0], kinds, begin, visit, lambda i, state: close(state))
+        return walk(
+            layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state)
+        )
 
 
 @functools.partial(_flash.defjvp, symbolic_zeros=True)
 def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     floats, others = primals
     rows = _flash(spec, floats, others)
-    moves = [not isinstance(x, SymbolicZero) for x in tangents[0]]
-    moving = [x for x, flag in zip(floats, moves, strict=True) if flag]
-    velocity = [x for x, flag in zip(tangents[0], moves, strict=True) if flag]
-    facts = spec.facts
-    _, kinds = spec.problem(floats, others)
-
-    def head_of(moving: list[Any]) -> Problem:
-        rest = iter(moving)
-        chosen = [next(rest) if flag else x for flag, x in zip(moves, floats, strict=True)]
-        return spec.problem(chosen, others)[0]
-
+    facts, block_size = spec.facts, spec.block
+    head, kinds = spec.problem(floats, others)
+    # leaves that do not move, integers among them, are None: no leaves at all to a tree
+    velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+    d_head, _ = spec.problem(velocity, [None] * len(others))
     lse = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.lse)  # an empty row has weights 0
 
-    def rows_of(x: Array, i: Array) -> Array:
-        at = block_start(i, spec.block[0], facts.layout.T)
-        return jax.lax.dynamic_slice_in_dim(x, at, spec.block[0])
+    def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array]:
+        block, d_block = (cut(x, facts, block_size, i, j) for x in (head, d_head))
+        at = block_start(i, block_size[0], facts.layout.T)
+        return block, d_block, jax.lax.dynamic_slice_in_dim(lse, at, block_size[0])[:, None]
 
-    def begin(i: Array) -> Change:
-        return Change(*(jnp.zeros_like(rows_of(x, i)) for x in rows[:3]))
-
-    def visit(state: Change, i: Array, j: Array, partial: bool) -> Change:
-        def score(moving: list[Any]) -> tuple[tuple[Array, Array], Problem]:
-            block = cut(head_of(moving), facts, spec.block, i, j)
-            value = block.sides.key["value"]
-            if facts.guarded:
-                value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
-            return (raw_logits(block), value), block
-
-        (raw, value), (d_logits, d_value), block = jax.jvp(
-            score, (moving,), (velocity,), has_aux=True
-        )
-        row_lse = rows_of(lse, i)[:, None]
+    def contribute(fetched: tuple[Problem, Problem, Array], partial: bool) -> Change:
+        block, d_block, row_lse = fetched
+        (raw, value), (d_logits, d_value) = _push(block, d_block, guarded=facts.guarded)
         logits = mask_logits(block, facts, raw, partial=partial).astype(row_lse.dtype)
         weights = jnp.exp(logits - row_lse)
         d_logits = d_logits.astype(logits.dtype)
@@ -174,18 +161,40 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         change = weights * d_logits
         dropped = drop(block, facts, weights)
         d_out = weights_times(dropped * d_logits, value) + weights_times(dropped, d_value)
-        d_mean = state.mean
+        d_lse = jnp.sum(change, axis=-1)
+        d_mean = jnp.zeros_like(d_lse)
         if facts.statistics:
             seen = jnp.where(logits == NEG_INF, 0, logits)
-            d_mean = d_mean + jnp.sum(change * (seen + 1), axis=-1)
-        return Change(state.out + d_out, state.lse + jnp.sum(change, axis=-1), d_mean)
-
-    def end(i: Array, state: Change) -> Change:
-        out, lse, mean = state
-        d_out = out - rows_of(rows.out, i) * lse[:, None]
-        return Change(d_out, lse, mean - rows_of(rows.mean, i) * lse)
+            d_mean = jnp.sum(change * (seen + 1), axis=-1)
+        return Change(d_out, d_lse, d_mean)
 
     with precision_of_products(spec.precision):
-        change = walk(facts.layout.T, spec.block[0], kinds, begin, visit, end)
+        zeros = Change(*(jnp.zeros_like(x) for x in rows[:3]))
+        change = sweep(zeros, block_size, kinds, fetch, contribute)
+    d_out = change.out - rows.out * change.lse[:, None]
+    d_mean = change.mean - rows.mean * change.lse
     no_tangent = np.zeros(rows.first.shape, jax.dtypes.float0)
-    return rows, Rows(*change, no_tangent)
+    return rows, Rows(d_out, change.lse, d_mean, no_tangent)
+
+
+def _push(block: Problem, d_block: Problem, *, guarded: bool) -> tuple[Any, Any]:
+    """`(logits, value)` of a block and their tangents; `d_block` has None where nothing moves."""
+    leaves, structure = jax.tree.flatten(block)
+    d_leaves = structure.flatten_up_to(d_block)
+    moves = [
+        dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
+        for x, dx in zip(leaves, d_leaves, strict=True)
+    ]
+
+    def logits_and_value(moving: list[Array]) -> tuple[Array, Array]:
+        rest = iter(moving)
+        chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
+        moved = jax.tree.unflatten(structure, chosen)
+        value = moved.sides.key["value"]
+        if guarded:
+            value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
+        return raw_logits(moved), value
+
+    moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
+    velocity = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
+    return jax.jvp(logits_and_value, (moving,), (velocity,))

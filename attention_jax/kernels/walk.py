@@ -5,8 +5,8 @@ state of a query block lives only inside, and the finished rows are what the out
 loop carries anything of length T, so a visit costs its own block and nothing else, forward and
 transposed.
 
-Both loops' bodies are under `jax.checkpoint`. Differentiated, the outer loop saves nothing of a block
-and the inner one no more than the running states of a single query block.
+Both loops' bodies are under `jax.checkpoint`. Differentiated, the outer loop saves nothing of a
+block and the inner one no more than the running states of a single query block.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,14 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
-Visit = Callable[[Any, Array, Array, bool], Any]
-
 
 def walk(
     length: int,
     size: int,
     kinds: Any,
     start: Callable[[Array], Any],
-    visit: Visit,
+    fetch: Callable[[Array, Array], Any],
+    visit: Callable[[Any, Any, Array, bool], Any],
     close: Callable[[Array, Any], Any],
 ) -> Any:
     """Visits the blocks of one head's plane.
@@ -37,7 +36,9 @@ def walk(
         size: Tb, rows of a query block.
         kinds: int8 `[nT, nS]`, NumPy where it is known while tracing.
         start: `start(i)` is the state of query block i before any visit.
-        visit: `visit(state, i, j, partial)` is the state after key block j.
+        fetch: `fetch(i, j)` is what a visit needs of the whole arrays. It stays outside the
+            branches, whose transposes would make a cotangent as long as the arrays every time.
+        visit: `visit(state, fetched, j, partial)` is the state after key block j.
         close: `close(i, state)` is query block i's part of the result, leaves `[Tb, ...]`.
 
     Returns:
@@ -52,23 +53,97 @@ def walk(
         def key_block(state: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
             j, kind = xs
 
-            def branch(kind: int) -> Callable[[Any], Any]:
-                if kind == SKIPPED:
-                    return lambda state: state
-                return lambda state: visit(state, i, j, kind == PARTIAL)
+            def visited(state: Any, fetched: Any, partial: bool) -> Any:
+                return visit(state, fetched, j, partial)
 
-            if len(present) == 1:
-                return branch(present[0])(state), None
-            index = jnp.searchsorted(np.asarray(present, np.int32), kind.astype(jnp.int32))
-            return jax.lax.switch(index, [branch(kind) for kind in present], state), None
+            return _by_kind(present, kind, visited, lambda x, _: x, state, fetch(i, j)), None
 
         body = jax.checkpoint(key_block, prevent_cse=False)
         return close(i, jax.lax.scan(body, start(i), (columns, kinds))[0])
 
     rows = jnp.arange(columns.shape[0], dtype=jnp.int32)
-    body = jax.checkpoint(query_block, prevent_cse=False)
-    blocks = jax.lax.map(body, (rows, jnp.asarray(columns), jnp.asarray(kinds)))
+    outer = jax.checkpoint(query_block, prevent_cse=False)
+    blocks = jax.lax.map(outer, (rows, jnp.asarray(columns), jnp.asarray(kinds)))
     return jax.tree.map(lambda x: _join(x, length), blocks)
+
+
+def sweep(
+    sums: Any,
+    block: tuple[int, int],
+    kinds: Any,
+    fetch: Callable[[Array, Array], Any],
+    contribute: Callable[[Any, bool], Any],
+) -> Any:
+    """Adds up what each visited block contributes to its rows: a walk for linear functions.
+
+    One loop over the visited blocks alone, for known kinds one over the full and one over the
+    partial ones, without a branch. A contribution is added in place, so a visit costs its own
+    block; and the transpose of each step is again a step that touches one block, because neither
+    the sums nor the arrays behind `fetch` are carried through more than one loop.
+
+    Args:
+        sums: where to start from, leaves `[T, ...]`, commonly zeros.
+        block: (query, key) size of a block.
+        kinds: int8 `[nT, nS]`, NumPy where it is known while tracing.
+        fetch: `fetch(i, j)` is what block (i, j) needs of the whole arrays.
+        contribute: `contribute(fetched, partial)`, leaves `[Tb, ...]` in the structure of `sums`.
+
+    Returns:
+        The sums, leaves `[T, ...]`.
+    """
+    size = block[0]
+
+    def nothing(fetched: Any, _: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), sums)
+
+    def loop(sums: Any, present: tuple[int, ...], i: Any, j: Any, kind: Any) -> Any:
+        def step(sums: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
+            i, j, kind = xs
+            fetched = fetch(i, j)
+            new = _by_kind(
+                present, kind, lambda x, _, partial: contribute(x, partial), nothing, fetched, None
+            )
+
+            def add(total: Array, part: Array) -> Array:
+                at = block_start(i, size, total.shape[0])
+                # XLA adds in place; a slice that is read, added to and written back would not be
+                # linear in the part alone, and its transpose would copy the whole sum
+                return total + jax.lax.dynamic_update_slice_in_dim(
+                    jnp.zeros_like(total), part, at, 0
+                )
+
+            return jax.tree.map(add, sums, new), None
+
+        return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), sums, (i, j, kind))[0]
+
+    if not isinstance(kinds, np.ndarray):
+        i, j = (x.ravel().astype(np.int32) for x in np.indices(kinds.shape))
+        return loop(sums, _present(kinds), i, j, kinds.ravel())
+    for kind in (FULL, PARTIAL):
+        i, j = (x.astype(np.int32) for x in np.nonzero(kinds == kind))
+        if i.size:
+            sums = loop(sums, (kind,), i, j, np.full(i.shape, kind, np.int8))
+    return sums
+
+
+def _by_kind(
+    present: tuple[int, ...],
+    kind: Array,
+    visit: Callable[..., Any],
+    skip: Callable[[Any, Any], Any],
+    *operands: Any,
+) -> Any:
+    """`visit(*operands, partial)` or `skip(*operands)`; without a branch where one kind occurs."""
+
+    def branch(kind: int) -> Callable[..., Any]:
+        if kind == SKIPPED:
+            return skip
+        return lambda *operands: visit(*operands, kind == PARTIAL)
+
+    if len(present) == 1:
+        return branch(present[0])(*operands)
+    index = sum((kind > least).astype(jnp.int32) for least in present[:-1])
+    return jax.lax.switch(index, [branch(kind) for kind in present], *operands)
 
 
 def block_start(index: Any, size: int, length: int) -> Any:
@@ -99,7 +174,7 @@ def _present(kinds: Any) -> tuple[int, ...]:
 
 
 def _join(x: Array, length: int) -> Array:
-    """Blocks `[n, size, ...]` put together; the last one overlaps where the size does not divide."""
+    """Blocks `[n, size, ...]` put together; the last one may overlap its neighbour."""
     rest = length % x.shape[1]
     if rest == 0:
         return x.reshape(length, *x.shape[2:])

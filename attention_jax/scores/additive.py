@@ -70,6 +70,11 @@ class Additive(Score):
         rows, columns, v = (x.astype(dtype) for x in (sides.query, sides.key, self.v))
         return additive_plane(rows, columns, v, self.activation)
 
+    @property
+    def block_hint(self) -> tuple[int, int]:
+        """A plane that is walked once for every feature should stay in cache."""
+        return (512, 512)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -97,6 +102,11 @@ class Concat(Score):
     def per_head(self) -> Additive:  # type: ignore[override]
         """From here on it is an additive score."""
         return Additive(None, None, self.v, self.activation).per_head()
+
+    @property
+    def block_hint(self) -> tuple[int, int]:
+        """As the additive score's."""
+        return (512, 512)
 
 
 def additive(

@@ -55,6 +55,11 @@ class Modified(Score):
         """As the inner score."""
         return self.score.may_hide
 
+    @property
+    def block_hint(self) -> tuple[int, int] | None:
+        """As the inner score."""
+        return self.score.block_hint
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -152,6 +157,11 @@ class LogLength(Score):
     def may_hide(self) -> bool:
         """As the inner score."""
         return self.score.may_hide
+
+    @property
+    def block_hint(self) -> tuple[int, int] | None:
+        """As the inner score."""
+        return self.score.block_hint
 
 
 def _score(score: Any) -> Score:

@@ -85,3 +85,8 @@ class Sum(Score):
     def may_hide(self) -> bool:
         """Whether either term may be -inf."""
         return self.score.may_hide or self.bias.may_hide
+
+    @property
+    def block_hint(self) -> tuple[int, int] | None:
+        """The first term's, else the second's."""
+        return self.score.block_hint or self.bias.block_hint
