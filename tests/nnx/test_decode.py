@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention_jax.nnx import Transformer, decode, greedy_decode
+from attention_jax.nnx import Transformer, additive, decode, greedy_decode
 
 BOS, EOS = 1, 2
 SOURCE = jnp.array([[3, 4, 5, 6], [3, 4, 0, 0], [7, 8, 9, 0]])
@@ -116,7 +116,7 @@ def test_it_compiles_once():
     original, decode._loop = decode._loop, jitted
     try:
         for seed, bos, eos in ((0, 1, 2), (1, 1, 2), (1, 3, 4)):
-            model = _model(seed, cross_score="additive")
+            model = _model(seed, cross_score=additive(5))
             greedy_decode(model, SOURCE + 0, bos=bos, eos=eos, max_length=4)
     finally:
         decode._loop = original
