@@ -12,24 +12,32 @@ import numpy as np
 
 # On the two cores these halve the time to compile a training step of a small Transformer and leave
 # its speed as it is: that goes to matrix products, which LLVM does not compile.
+_LEVEL = "xla_backend_optimization_level"
 _WANTED: tuple[tuple[str, Any], ...] = (
-    ("xla_backend_optimization_level", 1),
+    (_LEVEL, 1),
     ("xla_llvm_disable_expensive_passes", True),
     ("xla_cpu_use_fusion_emitters", False),
 )
 
 
 @functools.cache
-def compiler_options() -> dict[str, Any]:
+def compiler_options(*, runs_little: bool = False) -> dict[str, Any]:
     """Return XLA's options for quick compiling on a CPU, those of them that this version knows.
 
     Elsewhere there are none, nor where XLA_FLAGS has its own. The cost study does not use them:
     what it times is what users get.
+
+    Args:
+        runs_little: the function runs so few times that compiling is most of its cost: compile it
+            in half the time again, to run at half the speed.
     """
     if jax.default_backend() != "cpu":
         return {}
     given = os.environ.get("XLA_FLAGS", "")
-    return {n: value for n, value in _WANTED if n not in given and _known(n, value)}
+    options = {n: value for n, value in _WANTED if n not in given and _known(n, value)}
+    if runs_little and _LEVEL in options:
+        options[_LEVEL] = 0
+    return options
 
 
 def _known(name: str, value: Any) -> bool:

@@ -21,6 +21,7 @@ from experiments.data import BOS, EOS, PAD, Batch
 # A name of `attention_jax.nnx`'s scores, or "none".
 MECHANISMS = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
 Arrays = dict[str, Any]
+_SHORT = 32  # tokens
 
 
 class Looked(NamedTuple):
@@ -160,7 +161,7 @@ def _looker(graph: Any) -> Any:
         mean = jnp.sum(jnp.where(said, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
         return Looked(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
 
-    return jax.jit(compute, compiler_options=compiler_options())
+    return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
 
 
 def _translator(graph: Any, longest: int) -> Any:
@@ -171,7 +172,9 @@ def _translator(graph: Any, longest: int) -> Any:
         ends = {"bos": BOS, "eos": EOS, "pad": PAD}
         return greedy_decode(model, source, max_length=longest, source_mask=source != PAD, **ends)
 
-    return jax.jit(compute, compiler_options=compiler_options())
+    # Every token made costs a pass over all of them: long sentences are worth optimising for.
+    options = compiler_options(runs_little=longest <= _SHORT)
+    return jax.jit(compute, compiler_options=options)
 
 
 def parameters(model: nnx.Module) -> int:
