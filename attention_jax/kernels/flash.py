@@ -173,7 +173,7 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         change = sweep(zeros, block_size, kinds, fetch, contribute)
     d_out = change.out - rows.out * change.lse[:, None]
     d_mean = change.mean - rows.mean * change.lse
-    no_tangent = np.zeros(rows.first.shape, jax.dtypes.float0)
+    no_tangent: Any = np.zeros(rows.first.shape, jax.dtypes.float0)  # of an integer
     return rows, Rows(d_out, change.lse, d_mean, no_tangent)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run")
 @pytest.mark.parametrize("depth", UNTRAINED)
 def test_the_table_without_training_comes_out_as_given(depth):
     sd, dot, scaled, additive = UNTRAINED[depth]
-    draws = [untrained.measure(depth, seed) for seed in range(3)]
+    draws: list[Any] = [untrained.measure(depth, seed) for seed in range(3)]
     assert np.mean([d["sd"] for d in draws]) == pytest.approx(sd, rel=0.05)
     for name, (entropy, largest, jacobian) in {
         "dot": dot,
