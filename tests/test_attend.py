@@ -120,3 +120,18 @@ def test_eager_calls_compile_once():
     for _ in range(3):
         aj.attend(QUERY, KEY, VALUE, score=custom, implementation="flash")
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
+def test_integers_of_any_width(implementation, kind):
+    lengths = np.array([3, 7], kind)
+    ids, key_ids = np.array([1, 1, 2, 2, 2], kind), np.array([1, 1, 2, 2, 2, 1, 2], np.int32)
+    mask = aj.masks.padding(lengths) & aj.masks.segments(ids, key_ids) & aj.masks.causal()
+    positions = np.arange(5).astype(kind)
+    with jax.enable_x64(True):
+        got = aj.attend(
+            QUERY, KEY, VALUE, mask=mask, query_positions=positions, implementation=implementation
+        )
+    want = aj.attend(QUERY, KEY, VALUE, mask=mask.to_array(5, 7), implementation="dense")
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

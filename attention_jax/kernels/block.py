@@ -30,7 +30,7 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
         at = block_start(index, size, length)
         new = jax.tree.map(lambda x: rows(x, at, size, 0), side)
         if length % size:
-            new["own"] = at + jnp.arange(size) >= index * size
+            new["own"] = at + jnp.arange(size, dtype=jnp.int32) >= index * size
         return new
 
     query = one(problem.sides.query, i, block[0], T)

@@ -103,7 +103,7 @@ def lower(request: Request) -> tuple[Problem, Static]:
 def _positions(given: Any, size: int, batch_rank: int) -> Any:
     if given is None:
         return np.arange(size, dtype=np.int32).reshape((1,) * (batch_rank + 1) + (size,))
-    given = jnp.asarray(given)
+    given = jnp.asarray(given).astype(jnp.int32)
     batch = given.shape[:-1] or (1,) * batch_rank
     return given.reshape(*batch, 1, size)
 

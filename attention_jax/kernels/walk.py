@@ -93,16 +93,13 @@ def sweep(
     """
     size = block[0]
 
-    def nothing(fetched: Any, _: Any) -> Any:
+    def nothing(fetched: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), sums)
 
     def loop(sums: Any, present: tuple[int, ...], i: Any, j: Any, kind: Any) -> Any:
         def step(sums: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
             i, j, kind = xs
-            fetched = fetch(i, j)
-            new = _by_kind(
-                present, kind, lambda x, _, partial: contribute(x, partial), nothing, fetched, None
-            )
+            new = _by_kind(present, kind, contribute, nothing, fetch(i, j))
 
             def add(total: Array, part: Array) -> Array:
                 at = block_start(i, size, total.shape[0])
@@ -130,7 +127,7 @@ def _by_kind(
     present: tuple[int, ...],
     kind: Array,
     visit: Callable[..., Any],
-    skip: Callable[[Any, Any], Any],
+    skip: Callable[..., Any],
     *operands: Any,
 ) -> Any:
     """`visit(*operands, partial)` or `skip(*operands)`; without a branch where one kind occurs."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import as_array
+from attention_jax._core.numerics import promote
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
@@ -25,7 +26,7 @@ def _check_ids(name: str, ids: Any) -> None:
 
 def _below(lengths: Any, size: int) -> Any:
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
-    lengths = xp.asarray(lengths)[..., None, None]
+    lengths = xp.asarray(lengths).astype(np.int32)[..., None, None]
     index = np.arange(size, dtype=np.int32).reshape((1,) * (lengths.ndim - 1) + (size,))
     return index < lengths
 
@@ -85,7 +86,8 @@ class Segments(Mask):
                     f"{name} has length {ids.shape[-1]} but {letter} = {size}"
                     + (" (give key_ids where T and S differ)" if self.key_ids is None else "")
                 )
-        return Sides(query=_head(self.query_ids), key=_head(key_ids))
+        dtype = promote(self.query_ids.dtype, key_ids.dtype)
+        return Sides(query=_head(self.query_ids.astype(dtype)), key=_head(key_ids.astype(dtype)))
 
     def per_head(self) -> "Segments":
         """The ids are in the sides."""

@@ -161,6 +161,7 @@ def _positions(name: str, positions: Any, length: int) -> Any:
     if positions is None:
         return np.arange(length, dtype=np.int32)
     check_positions(name, positions, np.shape(positions)[:-1], length)
+    positions = positions.astype(np.int32)
     # batch axes come before a head axis of size 1
     return positions if np.ndim(positions) == 1 else positions[..., None, :]
 

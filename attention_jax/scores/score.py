@@ -36,7 +36,9 @@ class Score(Term):
         self.check(layout)
         sides = self.prepare(jnp.swapaxes(query, -2, -3), jnp.swapaxes(key, -2, -3))
         canonical = head_axes((self.per_head(), sides), layout)
-        query_positions, key_positions = jnp.arange(layout.T), jnp.arange(layout.S)
+        query_positions, key_positions = (
+            jnp.arange(size, dtype=jnp.int32) for size in (layout.T, layout.S)
+        )
 
         def one(parts: tuple[Score, Sides]) -> Array:
             score, sides = parts
