@@ -12,7 +12,6 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import as_array
-from attention_jax._core.numerics import promote
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
@@ -86,7 +85,8 @@ class Segments(Mask):
                     f"{name} has length {ids.shape[-1]} but {letter} = {size}"
                     + (" (give key_ids where T and S differ)" if self.key_ids is None else "")
                 )
-        dtype = promote(self.query_ids.dtype, key_ids.dtype)
+        widest = np.promote_types(self.query_ids.dtype, key_ids.dtype)
+        dtype = jax.dtypes.canonicalize_dtype(widest)  # int32 unless 64 bits are switched on
         return Sides(query=_head(self.query_ids.astype(dtype)), key=_head(key_ids.astype(dtype)))
 
     def per_head(self) -> "Segments":
