@@ -6,17 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.figures import label
-from experiments.published import (
-    BAHDANAU,
-    BAHDANAU_ROWS,
-    BRITZ,
-    BRITZ_DEPTHS,
-    BRITZ_ROWS,
-    LUONG,
-    LUONG_ALIGNMENT_ERROR,
-    LUONG_ROWS,
-    VASWANI,
-)
+from experiments.published import LUONG, LUONG_ALIGNMENT_ERROR, VASWANI
 from experiments.report import (
     COMPARE_THE_SHAPE,
     Report,
@@ -29,6 +19,7 @@ from experiments.report import (
     memory,
 )
 from experiments.reports import compare_figures
+from experiments.reports.compare_published import published_tables
 
 Results = Mapping[str, Any]
 
@@ -61,7 +52,7 @@ def build(results: Results, folder: Path) -> Report:
                     f"{settings['features']}, {settings['heads']} heads of depth {depth}, "
                     f"{settings['steps']:,} steps of {settings['batch_size']} sentences. {itself}",
                 ],
-                [_quality(results), _britz(results, depth), _bahdanau(), _luong()],
+                [_quality(results), *published_tables(results, depth)],
             ),
             Section(
                 "By length",
@@ -271,39 +262,6 @@ def _quality(results: Results) -> Table:
             "parameters",
         ],
         rows,
-    )
-
-
-def _britz(results: Results, depth: int) -> Table:
-    ours = [
-        Row([f"{label(s)}, here at depth {depth}", *[mean_sd(row["bleu"])], "", "", ""])
-        for s, row in results["summary"].items()
-    ]
-    return Table(
-        f"Published: BLEU by depth of the score ({BRITZ}): {COMPARE_THE_SHAPE}",
-        ["type", *(str(d) for d in BRITZ_DEPTHS)],
-        [*BRITZ_ROWS, *ours],
-        note="Ours has one depth, put into the first column. It adds the line the paper lacks, the "
-        "scaled dot.",
-    )
-
-
-def _bahdanau() -> Table:
-    return Table(
-        f"Published: BLEU without and with additive attention ({BAHDANAU}): {COMPARE_THE_SHAPE}",
-        ["system", "all", "no unknown words"],
-        BAHDANAU_ROWS,
-        note="Their Figure 2: without attention BLEU falls past 30 words, with it there is no fall "
-        "at 50.",
-    )
-
-
-def _luong() -> Table:
-    return Table(
-        f"Published: attention by score ({LUONG}): {COMPARE_THE_SHAPE}",
-        ["attention", "perplexity", "BLEU", "after replacing unknown words"],
-        LUONG_ROWS,
-        note="Concat has no BLEU row there (perplexity 6.7, a footnote).",
     )
 
 
