@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from experiments.studies.compare import Compare
 
 _VALID_SIZE = 256
+_LOOK_SIZE = 64  # sentences in a batch that is only looked at
 _EXAMPLE_LENGTHS = ((7, 10), (11, 15))
 
 
@@ -61,7 +62,6 @@ class Corpus:
         if not options.beyond:
             dataset, dropped = _within(dataset, source, target, shapes[-1])
         test = encode(dataset.test, source, target, max_length=options.max_length, truncate=True)
-        size = options.batch_size
         # Two shapes at most, the first one that of training: each is compiled for every model.
         longest = np.maximum(test.lengths.max(0), shapes[-1])
         both = dict.fromkeys([shapes[-1], tuple(int(-(-n // 4) * 4) for n in longest)])
@@ -70,11 +70,12 @@ class Corpus:
             dataset=dataset,
             source=source,
             target=target,
-            train=TrainBatches(learn, batch_size=size, seed=seed, shapes=shapes),
+            train=TrainBatches(learn, batch_size=options.batch_size, seed=seed, shapes=shapes),
             valid=tuple(
-                model.arrays(b) for b in eval_batches(watch, batch_size=size, shapes=shapes[-1:])
+                model.arrays(b)
+                for b in eval_batches(watch, batch_size=_LOOK_SIZE, shapes=shapes[-1:])
             ),
-            test=tuple(eval_batches(test, batch_size=size, shapes=tuple(both))),
+            test=tuple(eval_batches(test, batch_size=_LOOK_SIZE, shapes=tuple(both))),
             longest_trained=max(dataset.length(dataset.train[i].source) for i in learn.index),
             left_out={"train": learn.left_out, "test": 0 if options.beyond else dropped},
         )

@@ -209,7 +209,7 @@ def alignments(
         gold: pairs ``(source index, target index)`` to frame.
     """
     with rc_context(_LOOK | {"axes.grid": False, "font.sans-serif": list(_fonts())}), _quiet():
-        across = min(len(panels), 2 if len(source) > 14 else 3)
+        across = min(len(panels), 2 if len(source) > 20 else 3)
         down = math.ceil(len(panels) / across)
         side = 8.2 / across
         tall = side * min(max(len(target) / max(len(source), 1), 0.6), 1.25)

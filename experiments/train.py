@@ -43,7 +43,7 @@ class Recipe:
         steps: optimiser steps in all.
         learning_rate: the highest one, reached at the end of the warm-up.
         warmup: steps over which the learning rate grows from 0.
-        observe_every: steps between two looks at the held-out loss; the last step has one too.
+        observe_every: steps between two looks at the held-out loss; start and end have one too.
         checkpoint_every: steps between two checkpoints.
         clip: the largest global norm of a gradient.
     """
@@ -120,7 +120,8 @@ def train(
         batch_at: step (from 0) to batch; must depend on nothing but its argument.
         recipe: how long and how.
         seed: of the steps' keys.
-        observe: called on the model every ``recipe.observe_every`` steps and after the last.
+        observe: called on the model at the start, every ``recipe.observe_every`` steps and at the
+            end.
         checkpoints: folder for training states; made if missing.
         progress: where to show loss and time left.
         name: what the progress bar calls this model.
@@ -150,6 +151,8 @@ def train(
             state = flat, moments, rest
             all_at_once([*(lambda b=b: step.prepare(*state, b, base) for b in ahead), *besides])
         history.compile_seconds += time.perf_counter() - begun
+        if not history.observed:
+            history.observed.append({"step": 0, **observe(model)})
         with progress.piece(name, recipe.steps, history.step) as piece, Stop() as stop:
             while history.step < recipe.steps and history.diverged_at is None:
                 key = jax.random.fold_in(base, history.step)

@@ -19,7 +19,7 @@ from experiments.train import History, Recipe, train
 if TYPE_CHECKING:
     from experiments.studies.compare import Compare
 
-_OBSERVATIONS = 20
+_OBSERVATIONS = 12
 
 
 def train_and_score(

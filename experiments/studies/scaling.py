@@ -123,7 +123,6 @@ def _train(
         return recall.batch(np.random.default_rng([seed, step]), size=size, **sizes)
 
     held_out = problems(2**31, 256)
-    start = {"step": 0, **_floats(recall.look(model, held_out))}
     every = max(1, options.steps // 25)
     _, history = train(
         model,
@@ -149,7 +148,7 @@ def _train(
         "seed": seed,
         "loss": history.loss,
         "gradient_norm": history.gradient_norm,
-        "observed": [start, *history.observed],
+        "observed": history.observed,
         "step_milliseconds": history.step_milliseconds(),
         "diverged_at": history.diverged_at,
     }

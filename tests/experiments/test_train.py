@@ -131,7 +131,7 @@ def test_the_history_tells_what_the_step_costs(whole):
     assert list(history.temporaries) == ["8×4 8×1"]
     assert all(size > 0 for size in history.temporaries.values())
     assert history.step_milliseconds() > 0
-    assert [seen["step"] for seen in history.observed] == [4, 8, 12, 16, 20]
+    assert [seen["step"] for seen in history.observed] == [0, 4, 8, 12, 16, 20]
 
 
 def test_the_learning_rate_rises_from_nothing_and_ends_at_nothing():
