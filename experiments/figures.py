@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 LABELS = {
     "none": "no attention",
-    "dot": "dot, unscaled",
+    "dot": "unscaled dot",
     "scaled_dot": "scaled dot",
     "additive": "additive",
     "general": "general",

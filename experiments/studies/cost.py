@@ -94,12 +94,14 @@ class Cost(StudyOptions):
                 progress.say(f"{name}: {verdict}")
             good = [name for name, fault in wrong.items() if fault is None]
             timed = []
-            for seed in range(self.seeds):
-                with progress.piece(f"times, seed {seed}", len(lengths)) as piece:
-                    for length in lengths:
-                        work = functools.partial(_measure, self, good, length, seed)
-                        timed.append(folder.cell(f"seed{seed}-length{length}", work))
-                        piece.advance(f"length {length}")
+            for length in lengths:
+                with progress.piece(f"length {length}", self.seeds) as piece:
+                    arguments = functools.partial(self._inputs, length)
+                    compiled = functools.cache(lambda a=arguments: _compiled(good, a(0)))
+                    for seed in range(self.seeds):
+                        work = functools.partial(_measure, self, length, seed, compiled)
+                        timed.append(folder.cell(f"length{length}-seed{seed}", work))
+                        piece.advance(f"seed {seed}")
             sizes = {cell["length"]: cell["temporaries"] for cell in timed}
             with progress.piece("memory", len(longer)) as piece:
                 for length in longer:
@@ -108,8 +110,13 @@ class Cost(StudyOptions):
                     piece.advance(f"length {length}")
             return folder.conclude(_results(self, wrong, timed, sizes), build)
 
+    def _inputs(self, length: int, seed: int) -> Any:
+        from experiments import forms
 
-def _compiled(options: Cost, names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
+        return forms.inputs(seed, length, heads=self.heads, depth=self.depth, hidden=self.hidden)
+
+
+def _compiled(names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
     from experiments import forms
     from experiments.measure import compile_for
 
@@ -121,15 +128,14 @@ def _compiled(options: Cost, names: list[str], arguments: Any) -> dict[tuple[str
     return compiled
 
 
-def _measure(options: Cost, names: list[str], length: int, seed: int) -> dict[str, Any]:
-    """Return times and temporaries of the forms ``names`` at one length."""
+def _measure(options: Cost, length: int, seed: int, compile_all: Any) -> dict[str, Any]:
+    """Return times and temporaries of the forms that ``compile_all`` compiles, at one length."""
     from experiments import forms
     from experiments.measure import interleaved
 
-    arguments = forms.inputs(
-        seed, length, heads=options.heads, depth=options.depth, hidden=options.hidden
-    )
-    compiled = _compiled(options, names, arguments)
+    arguments = options._inputs(length, seed)
+    compiled = compile_all()
+    names = list(dict.fromkeys(name for name, _ in compiled))
     limit = options.run_limit * 2**20
     times: dict[str, dict[str, Any]] = {}
     for which in PASSES:
@@ -157,7 +163,7 @@ def _sizes(options: Cost, names: list[str], length: int) -> dict[str, Any]:
     )
     return {
         "length": length,
-        "temporaries": _temporaries(names, _compiled(options, names, arguments)),
+        "temporaries": _temporaries(names, _compiled(names, arguments)),
         "picked": {s: forms.picked(s, arguments) for s in forms.SCORES},
     }
 

@@ -66,6 +66,7 @@ class Scaling(StudyOptions):
     def run(self) -> Path:
         """Make the table, train, and write the report."""
         from experiments import untrained
+        from experiments.compiling import Executables
         from experiments.progress import Progress
         from experiments.reports.scaling import build
 
@@ -80,7 +81,8 @@ class Scaling(StudyOptions):
                 for depth in self.depths
                 for seed in seeds
             ]
-            trained = [_trained(self, folder, progress, *model) for model in models]
+            executables = Executables()
+            trained = [_trained(self, folder, progress, executables, *model) for model in models]
             results = {"question": _QUESTION, "untrained": table, "trained": trained}
             return folder.conclude(results, build)
 
@@ -95,19 +97,34 @@ _WIDTH = 64
 
 
 def _trained(
-    options: Scaling, folder: RunFolder, progress: Any, depth: int, name: str, seed: int
+    options: Scaling,
+    folder: RunFolder,
+    progress: Any,
+    executables: Any,
+    depth: int,
+    name: str,
+    seed: int,
 ) -> dict[str, Any]:
     """Return the finished cell of one model, training it if it is not there."""
     key = f"depth{depth}-p{SCALES[name]:g}-seed{seed}"
     if folder.has(key):
         progress.skip(options.steps)
-    cell = folder.cell(key, lambda: _train(options, folder, progress, key, depth, name, seed))
+    cell = folder.cell(
+        key, lambda: _train(options, folder, progress, executables, key, depth, name, seed)
+    )
     folder.drop_checkpoints(key)
     return cell
 
 
 def _train(
-    options: Scaling, folder: RunFolder, progress: Any, key: str, depth: int, name: str, seed: int
+    options: Scaling,
+    folder: RunFolder,
+    progress: Any,
+    executables: Any,
+    key: str,
+    depth: int,
+    name: str,
+    seed: int,
 ) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
@@ -140,6 +157,7 @@ def _train(
         checkpoints=folder.checkpoints(key),
         progress=progress,
         name=f"depth {depth}, {name}, seed {seed}",
+        executables=executables,
     )
     return {
         "depth": depth,
