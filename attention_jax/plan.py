@@ -35,7 +35,10 @@ KERNELS: Mapping[str, Any] = MappingProxyType(
     {"dense": dense, "blockwise": blockwise, "flash": flash}
 )
 
-_BELOW_DENSE_PAIRS = 256 * 256  # pairs of one head up to which one block is the whole plane anyway
+# Pairs of one head up to which the dense kernel is no slower. Where heads are looped over, the loop
+# itself is what costs at short lengths: measured, the two meet near 64 × 64.
+_DENSE_PAIRS_LOOPED = 64 * 64
+_DENSE_PAIRS = 256 * 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +123,9 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
 
 def _preferred(request: Request) -> tuple[str, ...]:
     layout = request.layout
-    small = layout.T * layout.S <= _BELOW_DENSE_PAIRS and request.block_size is None
-    return ("dense", "blockwise") if small else ("blockwise", "dense")
+    most = _DENSE_PAIRS_LOOPED if tiling(request).loop else _DENSE_PAIRS
+    small = layout.T * layout.S <= most and request.block_size is None
+    return ("dense", "flash") if small else ("flash", "dense")
 
 
 def make_plan(request: Request, implementation: str | Sequence[str] | None) -> Plan:

@@ -8,10 +8,10 @@ in cache. For tanh and the logistic sigmoid no transcendental function is needed
     E = exp(c z),  tanh(x + y) = 1 - 2 r,  sigmoid(x + y) = 1 - r,  r = 1 / (1 + E_x E_y),
 
 with c = 2 for tanh and 1 for sigmoid: the exponentials are per row, and two features share one
-division. The derivative is c r (1 - r) times the factor before r. The products stay in range
-because each feature's sums are first shifted, x - m and y + m, and then clipped where the function
-is flat to the last bit anyway; where a feature's values spread too far on both sides for that, the
-whole plane is computed with the function itself.
+division. The derivative is c r (1 - r) times the factor before r. The products stay in range as
+long as no |c z| of a row or column exceeds 21, where the function alone is flat to the last bit.
+Rows and columns beyond that get the function itself, and the others do not notice: what one key
+is never changes so much as the rounding of another's score.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,7 @@ _RATIONAL = {
     jax.nn.sigmoid: (1.0, 1.0),
 }
 
-# In units of rate · z: beyond _FLAT the function is constant in float32; a feature whose values
-# spread over at most _SPREAD on one side fits, since two denominators have a finite product.
-_FLAT = 18.0
-_SPREAD = 24.0
+_LIMIT = 21.0  # of |rate · z|: two denominators, each at most 1 + exp(42), have a finite product
 
 _GROUP = 16  # features of one step; smaller steps compile to code that is several times slower
 
@@ -50,26 +47,15 @@ def additive_plane(
     if constants is None or x.dtype != jnp.float32 or 0 in (*x.shape, *y.shape):
         return _direct(x, y, v, activation)
     rate, factor = constants
-    x, y, v = x.T, y.T, v  # features first
-    shift, fits = _shift(x * rate, y * rate)
-    limit = _FLAT + _SPREAD / 2
-    near_x = jnp.clip(x * rate - shift[:, None], -limit, limit)
-    near_y = jnp.clip(y * rate + shift[:, None], -limit, limit)
-    return jax.lax.cond(
-        fits,
-        lambda: jnp.sum(v) - factor * _rational(near_x, near_y, v),
-        lambda: _direct(x.T, y.T, v, activation),
-    )
+    far_x, far_y = (jnp.any(jnp.abs(z) * rate > _LIMIT, axis=1) for z in (x, y))
+    near_x, near_y = (jnp.clip(z.T * rate, -_LIMIT, _LIMIT) for z in (x, y))
+    plane = jnp.sum(v) - factor * _rational(near_x, near_y, v)
 
+    def mend() -> Array:
+        far = far_x[:, None] | far_y[None, :]
+        return jnp.where(far, _direct(x, y, v, activation), plane)
 
-def _shift(x: Array, y: Array) -> tuple[Array, Array]:
-    """The middle of each feature's narrower side `[A]`, and whether all features then fit."""
-    x, y = jax.lax.stop_gradient((x, y))
-    low, high = jnp.min(x, axis=1), jnp.max(x, axis=1)
-    other_low, other_high = jnp.min(y, axis=1), jnp.max(y, axis=1)
-    spread, other_spread = high - low, other_high - other_low
-    middle = jnp.where(spread <= other_spread, low + spread / 2, -(other_low + other_spread / 2))
-    return middle, jnp.all(jnp.minimum(spread, other_spread) <= _SPREAD)
+    return jax.lax.cond(jnp.any(far_x) | jnp.any(far_y), mend, lambda: plane)
 
 
 def _direct(x: Array, y: Array, v: Array, activation: Activation) -> Array:

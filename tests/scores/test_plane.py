@@ -83,3 +83,14 @@ def test_float64_is_kept():
         got = additive_plane(jnp.asarray(x), jnp.asarray(y), jnp.asarray(v), jnp.tanh)
         assert got.dtype == jnp.float64
         np.testing.assert_allclose(got, A * np.tanh(2 / 3) * np.ones((T, S)), rtol=1e-14)
+
+
+def test_a_key_that_changes_leaves_the_others_to_the_last_bit():
+    rng = np.random.default_rng(3)
+    x, y, v = (rng.normal(size=s).astype(np.float32) for s in ((T, A), (S, A), (A,)))
+    before = np.asarray(plane(x, y, v, jnp.tanh))
+    for value in (5.0, -40.0, 1e6):
+        y[2] = value
+        after = np.asarray(plane(x, y, v, jnp.tanh))
+        np.testing.assert_array_equal(np.delete(after, 2, 1), np.delete(before, 2, 1))
+        assert not np.array_equal(after[:, 2], before[:, 2])
