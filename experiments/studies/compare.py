@@ -76,7 +76,7 @@ class Compare(StudyOptions):
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 180, "batch_size": 32, "layers": 1, "heads": 4, "features": 64,
-            "train_size": 6000, "test_size": 210, "pieces": 1000, "shapes": 1, "cover": 0.6,
+            "train_size": 4000, "test_size": 140, "pieces": 1000, "shapes": 1, "cover": 0.5,
             "beyond": False,
         },
         "default": {
