@@ -189,3 +189,31 @@ def test_a25_attend_is_traced_once_for_equal_requests(attend, rng):
         score = aj.scores.soft_cap(aj.scores.scaled_dot(), 5.0)
         f(q, k, v, mask, score)
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("what", ["lengths", "masks", "additive"])
+def test_a25_the_gradient_of_vmap_where_each_entry_branches_otherwise(blocked, rng, what):
+    """Blocks that one entry skips and another visits; hidden features in range or out of it."""
+    problem = random_problem(rng, score="additive")
+    queries = np.stack([problem.query, 30 * problem.query, problem.query])
+    each = {
+        "lengths": np.array([3, 7, 11], np.int32),
+        "masks": rng.random((3, 7, 11)) < 0.6,
+        "additive": np.zeros(3, np.int32),
+    }[what]
+    request = {"implementation": blocked, "block_size": (4, 5)}
+
+    def one(query, x, **how):
+        if what == "additive":
+            how["score"] = aj.scores.additive(**problem.params)
+        else:
+            how["mask"] = aj.masks.padding(x) if what == "lengths" else x
+        return jnp.sum(jnp.sin(aj.attend(query, problem.key, problem.value, **how)))
+
+    def together(queries):
+        return jax.vmap(lambda q, x: one(q, x, **request))(queries, each).sum()
+
+    got = jax.jit(jax.grad(together))(queries)
+    alone = jax.jit(jax.grad(lambda q, x: one(q, x, implementation="dense")))
+    for i in range(3):
+        close(got[i], alone(queries[i], each[i]), rtol=1e-4, atol=1e-5)
