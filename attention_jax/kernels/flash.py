@@ -143,18 +143,22 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     # leaves that do not move, integers among them, are None: no leaves at all to a tree
     velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
     d_head, _ = spec.problem(velocity, [None] * len(others))
-    lse = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.lse)  # an empty row has weights 0
+    top = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.top)  # an empty row has weights 0
 
-    def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array]:
+    def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array, Array]:
         block, d_block = (cut(x, facts, block_size, i, j) for x in (head, d_head))
         at = block_start(i, block_size[0], facts.layout.T)
-        return block, d_block, jax.lax.dynamic_slice_in_dim(lse, at, block_size[0])[:, None]
+        parts = (
+            jax.lax.dynamic_slice_in_dim(x, at, block_size[0])[:, None]
+            for x in (top, rows.log_total)
+        )
+        return block, d_block, *parts
 
-    def contribute(fetched: tuple[Problem, Problem, Array], partial: bool) -> Change:
-        block, d_block, row_lse = fetched
+    def contribute(fetched: tuple[Problem, Problem, Array, Array], partial: bool) -> Change:
+        block, d_block, row_top, log_total = fetched
         (raw, value), (d_logits, d_value) = _push(block, d_block, guarded=facts.guarded)
-        logits = mask_logits(block, facts, raw, partial=partial).astype(row_lse.dtype)
-        weights = jnp.exp(logits - row_lse)
+        logits = mask_logits(block, facts, raw, partial=partial).astype(row_top.dtype)
+        weights = jnp.exp((logits - row_top) - log_total)
         d_logits = d_logits.astype(logits.dtype)
         if partial:
             d_logits = jnp.where(logits == NEG_INF, 0, d_logits)
@@ -173,8 +177,10 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         change = sweep(zeros, block_size, kinds, fetch, contribute)
     d_out = change.out - rows.out * change.lse[:, None]
     d_mean = change.mean - rows.mean * change.lse
-    no_tangent: Any = np.zeros(rows.first.shape, jax.dtypes.float0)  # of an integer
-    return rows, Rows(d_out, change.lse, d_mean, no_tangent)
+    no_tangent: Any = jnp.zeros_like(rows.first)
+    # of lse = top + log_total, all movement is the second's
+    d_top = jnp.zeros_like(rows.top)
+    return rows, Rows(d_out, change.lse, d_mean, no_tangent, d_top, change.lse)
 
 
 def _push(block: Problem, d_block: Problem, *, guarded: bool) -> tuple[Any, Any]:

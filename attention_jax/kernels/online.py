@@ -40,12 +40,18 @@ class Online(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Finished rows: out `[Tb, V]`, lse, `Σ p · x` and the index of the largest logit `[Tb]`."""
+    """Finished rows: out `[Tb, V]`, lse, `Σ p · x` and the index of the largest logit `[Tb]`.
+
+    `top` and `log_total` are the two summands of lse: where a row's logits are of the order of 1e9,
+    as under a low but finite bias, their sum has lost the second.
+    """
 
     out: Array
     lse: Array
     mean: Array
     first: Array
+    top: Array
+    log_total: Array
 
 
 def start(rows: int, depth: int, dtype: Any) -> Online:
@@ -56,7 +62,7 @@ def start(rows: int, depth: int, dtype: Any) -> Online:
         zeros,
         jnp.zeros((rows, depth), dtype),
         zeros,
-        jnp.zeros((rows,), jnp.int32),
+        jnp.zeros((rows,), jnp.float32),
     )
 
 
@@ -74,7 +80,7 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
         seen = jnp.where(logits == NEG_INF, 0, logits)
         moment = moment * shrink + jnp.sum(powers * seen, axis=-1)
         index = at + jnp.argmax(jax.lax.stop_gradient(logits), axis=-1).astype(jnp.int32)
-        first = jnp.where(here > state.top, index, first)
+        first = jnp.where(here > state.top, index.astype(first.dtype), first)
     return Online(
         top,
         state.total * shrink + jnp.sum(powers, axis=-1),
@@ -89,8 +95,10 @@ def close(state: Online) -> Rows:
     empty = state.total == 0
     total = jnp.where(empty, 1, state.total)
     top = jnp.where(empty, 0, state.top)
-    lse = jnp.where(empty, NEG_INF, top + jnp.log(total))
-    return Rows(state.out / total[:, None], lse, state.moment / total, state.first)
+    log_total = jnp.log(total)
+    lse = jnp.where(empty, NEG_INF, top + log_total)
+    mean = state.moment / total
+    return Rows(state.out / total[:, None], lse, mean, state.first, top, log_total)
 
 
 def top_logits(head: Problem, rows: Rows) -> Array:
@@ -98,6 +106,7 @@ def top_logits(head: Problem, rows: Rows) -> Array:
 
     A pair at a time, O(T): the blocks themselves pass on an index only.
     """
+    rows = rows._replace(first=rows.first.astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
 
     def pair(x: Array) -> Array:

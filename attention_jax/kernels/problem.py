@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout, Shape
+from attention_jax._core.manual import vary_as
 from attention_jax._core.mapping import head_axes, merge_axes
 from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.term import Sides, Term
@@ -96,6 +97,7 @@ def lower(request: Request) -> tuple[Problem, Static]:
     if bad_value is not None:
         bad_value = bad_value.reshape((1,) * len(sizes))
     problem, sizes = merge_axes(Problem(own_term, own_mask, sides, bad_value), sizes)
+    problem = vary_as(problem, problem)
     facts = Static(layout, sizes, guarded, term.may_hide, request.dropout_rate, request.statistics)
     return problem, facts
 

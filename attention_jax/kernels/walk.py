@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
+from attention_jax._core.manual import vary_as
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 
@@ -59,7 +61,8 @@ def walk(
             return _by_kind(present, kind, visited, lambda x, _: x, state, fetch(i, j)), None
 
         body = jax.checkpoint(key_block, prevent_cse=False)
-        return close(i, jax.lax.scan(body, start(i), (columns, kinds))[0])
+        state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
+        return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
     rows = jnp.arange(columns.shape[0], dtype=jnp.int32)
     outer = jax.checkpoint(query_block, prevent_cse=False)
@@ -94,7 +97,11 @@ def sweep(
     size = block[0]
 
     def nothing(fetched: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), sums)
+        zeros = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), sums)
+        return vary_as(zeros, (fetched, kinds))
+
+    zero = jnp.int32(0)
+    sums = vary_as(sums, (fetch(zero, zero), kinds))
 
     def loop(sums: Any, present: tuple[int, ...], i: Any, j: Any, kind: Any) -> Any:
         def step(sums: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
@@ -106,7 +113,7 @@ def sweep(
                 # XLA adds in place; a slice that is read, added to and written back would not be
                 # linear in the part alone, and its transpose would copy the whole sum
                 return total + jax.lax.dynamic_update_slice_in_dim(
-                    jnp.zeros_like(total), part, at, 0
+                    vary_as(jnp.zeros_like(total), part), part, at, 0
                 )
 
             return jax.tree.map(add, sums, new), None
@@ -121,6 +128,15 @@ def sweep(
         if i.size:
             sums = loop(sums, (kind,), i, j, np.full(i.shape, kind, np.int8))
     return sums
+
+
+def _join_kinds(kinds: Array) -> Array:
+    """One kind of block for several, by the first axis."""
+    whole, none = jnp.min(kinds, 0) == FULL, jnp.max(kinds, 0) == SKIPPED
+    return jnp.where(whole, np.int8(FULL), jnp.where(none, np.int8(SKIPPED), np.int8(PARTIAL)))
+
+
+_one_kind = one_for_all(_join_kinds)
 
 
 def _by_kind(
@@ -139,6 +155,7 @@ def _by_kind(
 
     if len(present) == 1:
         return branch(present[0])(*operands)
+    kind = _one_kind(kind)
     index = sum((kind > least).astype(jnp.int32) for least in present[:-1])
     return jax.lax.switch(index, [branch(kind) for kind in present], *operands)
 

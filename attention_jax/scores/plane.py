@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attention_jax._core.agree import one_for_all
+
 Activation = Callable[[Array], Array]
 
 # f = 1 - factor · r with E = exp(rate · z)
@@ -34,6 +36,9 @@ _RATIONAL = {
 _LIMIT = 21.0  # of |rate · z|: two denominators, each at most 1 + exp(42), have a finite product
 
 _GROUP = 16  # features of one step; smaller steps compile to code that is several times slower
+
+
+_any_far = one_for_all(lambda far: jnp.any(far, axis=0))
 
 
 def additive_plane(
@@ -55,7 +60,7 @@ def additive_plane(
         far = far_x[:, None] | far_y[None, :]
         return jnp.where(far, _direct(x, y, v, activation), plane)
 
-    return jax.lax.cond(jnp.any(far_x) | jnp.any(far_y), mend, lambda: plane)
+    return jax.lax.cond(_any_far(jnp.any(far_x) | jnp.any(far_y)), mend, lambda: plane)
 
 
 def _direct(x: Array, y: Array, v: Array, activation: Activation) -> Array:
