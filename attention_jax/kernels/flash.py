@@ -60,6 +60,94 @@ def run(request: Request) -> Result:
             top = top_logits(head, rows) if facts.statistics else rows.lse
             return rows.out, rows.lse, rows.mean, top
 
+        parts = (problem, None if known else kinds)
+        return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
+
+
+class Known(NamedTuple):
+    """Kinds of blocks that are known while tracing, as bytes, so that they are hashable."""
+
+    shape: tuple[int, int]
+    kinds: bytes
+
+
+class Change(NamedTuple):
+    """Tangents of rows: out `[T, V]`, lse and mean `[T]`."""
+
+    out: Array
+    lse: Array
+    mean: Array
+
+
+class Spec(NamedTuple):
+    """All that is static about one head's problem; hashable."""
+
+    structure: Any
+    floating: tuple[bool, ...]
+    facts: Static
+    block: tuple[int, int]
+    known: Known | None
+    precision: Any
+
+    def problem(self, floats: list[Any], others: list[Any]) -> tuple[Problem, Any]:
+        """The problem and the kinds of its blocks, put together again."""
+        a, b = iter(floats), iter(others)
+        leaves = [next(a) if flag else next(b) for flag in self.floating]
+        head, kinds = jax.tree.unflatten(self.structure, leaves)
+        if self.known is not None:
+            kinds = np.frombuffer(self.known.kinds, np.int8).reshape(self.known.shape)
+        return head, kinds
+
+
+def attend_head(
+    head: Problem, facts: Static, block: tuple[int, int], kinds: Any, precision: Any
+) -> Rows:
+    """One head of one example."""
+    known = isinstance(kinds, np.ndarray)
+    static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
+    leaves, structure = jax.tree.flatten((head, None if known else kinds))
+    floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
+    floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
+    others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
+    spec = Spec(structure, floating, facts, block, static_kinds, precision)
+    return _flash(spec, floats, others)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
+    head, kinds = spec.problem(floats, others)
+    layout = spec.facts.layout
+
+    def begin(i: Array) -> Online:
+        return start(spec.block[0], layout.V, accumulator(head))
+
+    def fetch(i: Array, j: Array) -> Problem:
+        return cut(head, spec.facts, spec.block, i, j)
+
+    def visit(state: Online, block: Problem, j: Array, partial: bool) -> Online:
+        at = block_start(j, spec.block[1], layout.S)
+        return update(state, block, spec.facts, at, partial=partial)
+
+    with precision_of_products(spec.precision):
+        return walk(
+            layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state)
+        )
+
+
+@functools.partial(_flash.defjvp, symbolic_zeros=True)
+def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
+    floats, others = primals
+    rows = _flash(spec, floats, others)
+    facts, block_size = spec.facts, spec.block
+    head, kinds = spec.problem(floats, others)
+    # leaves that do not move, integers among them, are None: no leaves at all to a tree
+    velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+    d_head, _ = spec.problem(velocity, [None] * len(others))
+    top = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.top)  # an empty row has weights 0
+
+    def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array, Array]:
+        block, d_block = (cut(x, facts, block_size, i, j) for x in (head, d_head))
+        at = block_start(i, block_size[0], facts.layout.T)
         row_top, row_total = (
             jax.lax.dynamic_slice_in_dim(x, at, block_size[0])[:, None]
             for x in (top, rows.log_total)
