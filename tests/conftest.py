@@ -21,6 +21,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Users pay nothing for the annotations; the tests check every call's shapes and dtypes.
 jaxtyping.install_import_hook("attention_jax", "beartype.beartype")
 
+# Tests have small planes, on which the fast form of the additive score would not be taken.
+from attention_jax.scores import plane  # noqa: E402  (behind the hook)
+
+plane._SMALLEST_PLANE = 0
+
 hypothesis.settings.register_profile(
     "tests",
     derandomize=True,

@@ -35,6 +35,10 @@ _RATIONAL = {
 
 _LIMIT = 21.0  # of |rate · z|: two denominators, each at most 1 + exp(42), have a finite product
 
+# Pairs from which the rational form pays: it runs no faster on a smaller plane and takes a second
+# or two longer to compile.
+_SMALLEST_PLANE = 64 * 64
+
 _GROUP = 16  # features of one step; smaller steps compile to code that is several times slower
 
 
@@ -49,7 +53,8 @@ def additive_plane(
 ) -> Float[Array, "Tb Sb"]:
     """Sums `v_a f(x_a ⊕ y_a)` over the features; all three arguments get gradients."""
     constants = _RATIONAL.get(activation)
-    if constants is None or x.dtype != jnp.float32 or 0 in (*x.shape, *y.shape):
+    small = x.shape[0] * y.shape[0] < _SMALLEST_PLANE
+    if constants is None or x.dtype != jnp.float32 or small or x.size == 0:
         return _direct(x, y, v, activation)
     rate, factor = constants
     far_x, far_y = (jnp.any(jnp.abs(z) * rate > _LIMIT, axis=1) for z in (x, y))
