@@ -55,8 +55,11 @@ class Static(NamedTuple):
     statistics: bool
 
 
-def lower(request: Request) -> tuple[Problem, Static]:
-    """The problem with leading axes `sizes`, and the static facts about it."""
+def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
+    """The problem with leading axes `sizes`, and the static facts about it.
+
+    Without `merge` the leading axes are always `[*B, K, G]`, for who must tell heads apart.
+    """
     layout = request.layout
     term = request.score if request.bias is None else Sum(request.score, request.bias)
     guarded = request.mask is not None or term.may_hide
@@ -96,7 +99,9 @@ def lower(request: Request) -> tuple[Problem, Static]:
     sizes = (*layout.batch, layout.K, layout.group)
     if bad_value is not None:
         bad_value = bad_value.reshape((1,) * len(sizes))
-    problem, sizes = merge_axes(Problem(own_term, own_mask, sides, bad_value), sizes)
+    problem = Problem(own_term, own_mask, sides, bad_value)
+    if merge:
+        problem, sizes = merge_axes(problem, sizes)
     problem = vary_as(problem, problem)
     facts = Static(layout, sizes, guarded, term.may_hide, request.dropout_rate, request.statistics)
     return problem, facts
