@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from attention_jax._core.numerics import is_concrete, stats_dtype
-from attention_jax.kernels import blockwise, dense, flash
+from attention_jax.kernels import blockwise, cudnn, dense, flash, splash
 from attention_jax.kernels.problem import whole_blocks
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
@@ -32,8 +33,9 @@ class Kernel(Protocol):
 
 
 KERNELS: Mapping[str, Any] = MappingProxyType(
-    {"dense": dense, "blockwise": blockwise, "flash": flash}
+    {"dense": dense, "blockwise": blockwise, "flash": flash, "cudnn": cudnn, "splash": splash}
 )
+_OF_THE_VENDOR = MappingProxyType({"gpu": ("cudnn",), "tpu": ("splash",)})
 
 # Pairs of one head up to which the dense kernel is no slower. Where heads are looped over, the loop
 # itself is what costs at short lengths: measured, the two meet near 64 × 64.
@@ -47,7 +49,8 @@ class Plan:
 
     Attributes:
         implementation: the kernel that runs.
-        reasons: for every candidate passed over, by name, what it could not do.
+        reasons: for every candidate passed over, by name, what it could not do, or why another is
+            better. Without a named implementation every kernel is a candidate.
         block_size: (query, key) size of a block.
         visited: blocks that are computed, partial ones included, summed over the planes of the mask
             (one plane where it has no batch or head axis); None where the mask is traced.
@@ -122,19 +125,48 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
 
 
 def _preferred(request: Request) -> tuple[str, ...]:
+    ours = ("dense", "flash") if _is_small(request) else ("flash", "dense")
+    return (*_OF_THE_VENDOR.get(jax.default_backend(), ()), *ours)
+
+
+def _is_small(request: Request) -> bool:
     layout = request.layout
     most = _DENSE_PAIRS_LOOPED if tiling(request).loop else _DENSE_PAIRS
-    small = layout.T * layout.S <= most and request.block_size is None
-    return ("dense", "flash") if small else ("flash", "dense")
+    return layout.T * layout.S <= most and request.block_size is None
+
+
+def _why_others(request: Request, chosen: Choice) -> dict[str, str]:
+    """For every kernel but the chosen one: what it cannot do, or why it was not preferred."""
+    reasons = {}
+    for name, kernel in KERNELS.items():
+        if name != chosen.implementation:
+            unable = chosen.reasons.get(name) or kernel.why_not(request)
+            reasons[name] = unable or _why_worse(name, chosen.implementation, request)
+    return reasons
+
+
+def _why_worse(name: str, chosen: str, request: Request) -> str:
+    if chosen in ("cudnn", "splash"):
+        return f"it could, but {chosen!r} is this device's own kernel"
+    if name == "blockwise":
+        return f"it could, but {chosen!r} does the same and its gradient is faster"
+    pairs = f"{request.layout.T} × {request.layout.S} pairs"
+    if name == "dense":
+        return f"it could, but {chosen!r} is faster for {pairs} and never holds them all"
+    return f"it could, but so few as {pairs} are faster in one block"
 
 
 def make_plan(request: Request, implementation: str | Sequence[str] | None) -> Plan:
     """The choice, and what can be counted without running it."""
-    name, reasons = choose(request, implementation)
+    choice = choose(request, implementation)
+    name = choice.implementation
+    reasons = _why_others(request, choice) if implementation is None else choice.reasons
     layout = request.layout
     block, loop = tiling(request)
     if name == "dense":
         block, loop = (max(layout.T, 1), max(layout.S, 1)), False
+    elif name in ("cudnn", "splash"):
+        loop = True  # nothing of a block's size leaves the chip
     kinds = _kinds(request, block)
     known = isinstance(kinds, np.ndarray)
     area = block[0] * block[1] if name != "dense" else layout.T * layout.S

@@ -1,0 +1,203 @@
+"""What the vendors' kernels can express, and what they need around them to keep our promises.
+
+They know one score, the dot product with a constant scale, and masks that are an interval of keys
+for each query, sometimes with lengths or segment ids. `translate` puts a request into these words
+or says which part has none. The kernels multiply a masked NaN by 0, and what they return for an
+empty row is undefined: `guarded` takes both out before a kernel sees them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.agree import one_for_all
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.term import Term
+from attention_jax.kernels.request import Request
+from attention_jax.masks.data import Padding, Segments
+from attention_jax.masks.mask import And, Mask
+from attention_jax.masks.patterns import Causal, Window
+from attention_jax.scores.modifiers import SoftCap
+from attention_jax.scores.similarity import Dot, ScaledDot
+
+_ROWS = 128  # queries looked at together where a key is not finite
+
+
+class Plain(NamedTuple):
+    """A request in the vendors' words.
+
+    Attributes:
+        scale: what the dot product is multiplied by.
+        cap: of the soft cap; None without.
+        left: query t sees keys from t - left on; None is all of them.
+        right: query t sees keys up to t + right, which may be below t; None is all of them.
+        padding: lengths, or None.
+        segments: ids, or None.
+    """
+
+    scale: float
+    cap: float | None
+    left: int | None
+    right: int | None
+    padding: Padding | None
+    segments: Segments | None
+
+
+def translate(request: Request) -> Plain | str:
+    """The request in the vendors' words, or the part of it that has none."""
+    scale_and_cap = _score(request.score, request.layout)
+    if isinstance(scale_and_cap, str):
+        return scale_and_cap
+    if request.bias is not None:
+        return f"bias {request.bias!r} may hide whole rows, which it turns into NaN"
+    if request.dropout_rate > 0:
+        return "its dropout follows a generator of its own, not (key, head, positions)"
+    if request.statistics:
+        return "its statistics have no gradient, or are missing"
+    if request.query_positions is not None or request.key_positions is not None:
+        return "it counts positions from 0 and takes no query_positions or key_positions"
+    if request.precision is not None:
+        return f"precision {request.precision!r} cannot be chosen"
+    if request.block_size is not None:
+        return "it chooses its own block_size"
+    interval = _mask(request.mask, request.layout)
+    return interval if isinstance(interval, str) else Plain(*scale_and_cap, *interval)
+
+
+def _score(score: Term, layout: Layout) -> tuple[float, float | None] | str:
+    cap = None
+    if isinstance(score, SoftCap):
+        score, cap = score.score, float(score.cap)
+    if isinstance(score, Dot):
+        return 1.0, cap
+    if isinstance(score, ScaledDot):
+        scale = score.static_scale(layout.H)
+        return "a learned scale is not expressible" if scale is None else (float(scale), cap)
+    return f"score {score!r} is not a dot product with a constant scale"
+
+
+def _mask(
+    mask: Mask | None, layout: Layout
+) -> tuple[int | None, int | None, Padding | None, Segments | None] | str:
+    left = right = padding = segments = None
+
+    def tighter(old: int | None, new: int | None) -> int | None:
+        return new if old is None else old if new is None else min(old, new)
+
+    for part in () if mask is None else _conjuncts(mask):
+        if isinstance(part, Causal):
+            right = tighter(right, 0 if part.align == "start" else layout.S - layout.T)
+        elif isinstance(part, Window):
+            left, right = tighter(left, part.left), tighter(right, part.right)
+        elif isinstance(part, Padding) and padding is None:
+            padding = part
+        elif isinstance(part, Segments) and segments is None:
+            segments = part
+        else:
+            return f"mask {part!r} is not expressible"
+    if right is not None and right < 0:
+        return f"mask {mask!r} leaves {-right} first queries without a key, which is undefined"
+    if left is not None and layout.T - 1 - left > layout.S - 1:
+        blind = layout.T - layout.S - left
+        return f"mask {mask!r} leaves {blind} last queries without a key, which is undefined"
+    return left, right, padding, segments
+
+
+def _conjuncts(mask: Mask) -> list[Mask]:
+    if isinstance(mask, And):
+        return [*_conjuncts(mask.first), *_conjuncts(mask.second)]
+    return [mask]
+
+
+def guarded(
+    request: Request, plain: Plain, kernel: Callable[[Array, Array, Array], Array]
+) -> Array:
+    """Runs a kernel so that what is masked does not matter, not even NaN.
+
+    Args:
+        request: the request.
+        plain: its translation.
+        kernel: from finite query, key and value to out `[*B, T, N, V]`.
+
+    Returns:
+        `[*B, T, N, V]`: 0 where lengths leave a query nothing to see, and NaN exactly where it sees
+        what is not finite.
+    """
+    query, key, value = (jnp.asarray(x) for x in (request.query, request.key, request.value))
+    finite = [jnp.isfinite(x) for x in (query, key, value)]
+    zero = jnp.zeros((), query.dtype)
+    clean = (jnp.where(f, x, zero) for f, x in zip(finite, (query, key, value), strict=True))
+    out = kernel(*clean)
+    bad = jnp.any(~finite[1], axis=-1, keepdims=True) | ~finite[2]
+    spoiled = jax.lax.cond(
+        _any_of_all(jnp.any(bad)),
+        lambda: _sees(plain, request.layout, bad),
+        lambda: jnp.zeros(out.shape, bool),
+    )
+    spoiled = spoiled | ~jnp.all(finite[0], axis=-1, keepdims=True)
+    out = jnp.where(spoiled, jnp.asarray(jnp.nan, out.dtype), out)
+    seen = _seen(plain, request.layout)
+    return out if seen is None else jnp.where(seen[..., None, None], out, zero)
+
+
+_any_of_all = one_for_all(lambda flags: jnp.any(flags, 0))
+
+
+def _sees(plain: Plain, layout: Layout, bad: Array) -> Array:
+    """Which outputs see something bad, `[*B, T, N, V]`; `bad` is `[*B, S, K, V]`.
+
+    A few queries at a time, so that it takes O(T + S) memory; it runs only where something is bad.
+    """
+    count = -(-layout.T // _ROWS)
+    bad = jnp.repeat(bad, layout.group, axis=-2).astype(jnp.float32)
+
+    def some(i: Array) -> Array:
+        rows = jnp.minimum(i * _ROWS + jnp.arange(_ROWS, dtype=jnp.int32), layout.T - 1)
+        visible = _visible(plain, layout, rows).astype(jnp.float32)
+        return jnp.einsum("...ts,...snv->...tnv", visible, bad) > 0
+
+    parts = jnp.moveaxis(jax.lax.map(some, jnp.arange(count, dtype=jnp.int32)), 0, -4)
+    joined = parts.reshape(*layout.batch, count * _ROWS, layout.N, layout.V)
+    return joined[..., : layout.T, :, :]
+
+
+def _visible(plain: Plain, layout: Layout, rows: Array) -> Array:
+    """Which keys some queries see, bool `[*B, rows, S]`."""
+    keys = jnp.arange(layout.S, dtype=jnp.int32)
+    distance = keys[None, :] - rows[:, None]
+    visible = jnp.ones(distance.shape, bool)
+    if plain.left is not None:
+        visible = visible & (distance >= -plain.left)
+    if plain.right is not None:
+        visible = visible & (distance <= plain.right)
+    visible = jnp.broadcast_to(visible, (*layout.batch, *visible.shape))
+    if plain.padding is not None:
+        lengths = jnp.asarray(plain.padding.key_lengths)
+        visible = visible & (keys < lengths[..., None, None])
+    if plain.segments is not None:
+        query_ids, key_ids = segment_ids(plain.segments, layout)
+        visible = visible & (query_ids[..., rows, None] == key_ids[..., None, :])
+    return visible
+
+
+def segment_ids(segments: Segments, layout: Layout) -> tuple[Array, Array]:
+    """Ids of queries and keys, `[*B, T]` and `[*B, S]`."""
+    query_ids = jnp.asarray(segments.query_ids)
+    key_ids = query_ids if segments.key_ids is None else jnp.asarray(segments.key_ids)
+    return (
+        jnp.broadcast_to(query_ids, (*layout.batch, layout.T)).astype(jnp.int32),
+        jnp.broadcast_to(key_ids, (*layout.batch, layout.S)).astype(jnp.int32),
+    )
+
+
+def _seen(plain: Plain, layout: Layout) -> Array | None:
+    """Which queries have a key by their lengths, bool `[*B, T]`; None where there are none."""
+    if plain.padding is None:
+        return None
+    seen = jnp.asarray(plain.padding.key_lengths)[..., None] > 0
+    if plain.padding.query_lengths is not None:
+        rows = jnp.arange(layout.T, dtype=jnp.int32)
+        seen = seen & (rows < jnp.asarray(plain.padding.query_lengths)[..., None])
+    return jnp.broadcast_to(seen, (*layout.batch, layout.T))
