@@ -1,0 +1,243 @@
+"""How far a student's attention is from a teacher's, without either map.
+
+D_t = Σ_s f(p_ts, q_ts),   p = softmax of the teacher's logits, q = of the student's
+"""
+
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from attention_jax._core.axes import AnyArray, Array, BiasLike, KeyPositions, QueryPositions
+from attention_jax._core.checks import as_array, check_floating, check_inputs
+from attention_jax._core.mapping import map_leading
+from attention_jax._core.numerics import precision_of_products, stats_dtype, widen
+from attention_jax._core.term import Term
+from attention_jax._modules.arguments import AnyMask
+from attention_jax.attend import make_request
+from attention_jax.distillation.pairing import pair_up, shares
+from attention_jax.distillation.rows import Facts, divergence_of_head
+from attention_jax.distillation.terms import check_kind, log_of, terms
+from attention_jax.kernels.problem import block_kinds, lower
+from attention_jax.kernels.request import Request
+from attention_jax.kernels.tiling import tiling
+from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
+from attention_jax.scores.score import Score
+
+QueryAndKey = Annotated[Any, "([*B, T, N, H], [*B, S, K, H])"]
+AnyBias = Term | BiasLike | None
+
+
+def attention_divergence(
+    teacher: QueryAndKey,
+    student: QueryAndKey,
+    *,
+    teacher_score: Score | None = None,
+    student_score: Score | None = None,
+    teacher_mask: AnyMask = None,
+    student_mask: AnyMask = None,
+    teacher_bias: AnyBias = None,
+    student_bias: AnyBias = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    kind: str = "kl",
+    head_map: Annotated[Any, Float[Array, "N M"]] | None = None,
+    teacher_gradient: bool = False,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> Float[Array, "*B N T"]:
+    """How far each row of the student's attention is from the teacher's, in nats.
+
+        kl              Σ_s p ln(p / q)         p the teacher's weights, q the student's
+        reverse_kl      Σ_s q ln(q / p)
+        cross_entropy   -Σ_s p ln q
+        js              Jensen-Shannon: half the kl of p and half that of q, to their mean
+
+    Neither map is built, forward or backward: memory is O(T + S). Teacher and student share batch
+    and lengths; scores, masks, depths and heads may differ.
+
+    A term is 0 where the weight in front is 0, so a row that is empty in both is 0; it is +inf,
+    not NaN, where the weight in front is positive and the one behind is 0. Gradients are finite
+    throughout.
+
+    Args:
+        teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, M heads.
+        student: the same of the student, N heads.
+        teacher_score: as `score` in `attend`; and so are the others.
+        student_score: as `score` in `attend`.
+        teacher_mask: as `mask` in `attend`.
+        student_mask: as `mask` in `attend`.
+        teacher_bias: as `bias` in `attend`.
+        student_bias: as `bias` in `attend`.
+        query_positions: ints `[T]` or `[*B, T]`, for both.
+        key_positions: ints `[S]` or `[*B, S]`, for both.
+        kind: "kl", "reverse_kl", "js" or "cross_entropy".
+        head_map: weights `[N, M]`, each row summing to 1: the student's head n learns from
+            `Σ_m head_map[n, m] p_m`. It may be learned (as a softmax, say) and gets its gradient.
+            By default head n learns from head n; where M is a multiple of N from the mean of M / N
+            neighbouring heads; where N is a multiple of M, N / M heads learn from one.
+        teacher_gradient: whether the teacher gets gradients too.
+        block_size: an int or a pair (query, key); by default what suits the device.
+        precision: of the matrix products, as in `attend`.
+
+    Returns:
+        `[*B, N, T]`, one row for each of the student's heads; float32, float64 for float64.
+
+    Raises:
+        TypeError: as in `attend`.
+        ValueError: shapes that do not fit, heads that are no multiples of one another without a
+            `head_map`, an unknown kind.
+
+    Example:
+        >>> import jax
+        >>> import attention_jax as aj
+        >>> keys = jax.random.split(jax.random.key(0), 4)
+        >>> teacher = [jax.random.normal(k, (2, 7, 4, 16)) for k in keys[:2]]
+        >>> student = [jax.random.normal(k, (2, 7, 2, 8)) for k in keys[2:]]
+        >>> rows = aj.distillation.attention_divergence(teacher, student, kind="js")
+        >>> rows.shape, bool((rows > 0).all())
+        ((2, 2, 7), True)
+
+    References:
+        Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
+        arXiv:1503.02531, §2.
+        Wang et al. 2020, "MiniLM", arXiv:2002.10957, eq. 3 (kl of attention maps).
+    """
+    check_kind(kind)
+    (query_t, key_t), (query_s, key_s) = _two("teacher", teacher), _two("student", student)
+    shared = {
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+        "block_size": block_size,
+        "precision": precision,
+    }
+    requests = []
+    for who, query, key, score, mask, bias in (
+        ("teacher", query_t, key_t, teacher_score, teacher_mask, teacher_bias),
+        ("student", query_s, key_s, student_score, student_mask, student_bias),
+    ):
+        options = {"score": score, "mask": mask, "bias": bias, **shared}
+        requests.append(_request(who, query, key, options))
+    its, own = (request.layout for request in requests)
+    if (its.batch, its.T, its.S) != (own.batch, own.T, own.S):
+        raise ValueError(
+            "teacher and student must share batch axes and lengths: the teacher has [*B, T, S] = "
+            f"{[*its.batch, its.T, its.S]}, the student {[*own.batch, own.T, own.S]}"
+        )
+    heads, share = shares(head_map, own.N, its.N)
+    if not teacher_gradient:
+        requests[0] = jax.lax.stop_gradient(requests[0])
+    if 0 in (*own.batch, own.T, own.S, own.N):
+        dtype = stats_dtype(query_t.dtype, key_t.dtype, query_s.dtype, key_s.dtype)
+        return jnp.zeros((*own.batch, own.N, own.T), dtype)
+    return _divergence(requests[0], requests[1], share, tuple(map(tuple, heads.tolist())), kind)
+
+
+def _two(name: str, given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{name} must be a pair (query, key), got {type(given).__name__}")
+    return given[0], given[1]
+
+
+def _request(who: str, query: Any, key: Any, options: dict[str, Any]) -> Request:
+    try:
+        check_inputs(query, key)
+        value = np.zeros((*key.shape[:-1], 0), np.float32)
+        return make_request(query, key, value, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the {who}: {error}") from None
+
+
+@functools.partial(jax.jit, static_argnames=("heads", "kind"))
+def _divergence(
+    teacher: Request, student: Request, share: Any, heads: tuple[tuple[int, ...], ...], kind: str
+) -> Array:
+    with precision_of_products(student.precision):
+        return _every_head(teacher, student, share, np.asarray(heads), kind)
+
+
+def _every_head(
+    teacher: Request, student: Request, share: Any, heads: np.ndarray, kind: str
+) -> Array:
+    block, loop = tiling(student if teacher.score.block_hint is None else teacher)
+    layout = student.layout
+    (its, its_facts), (own, own_facts) = (lower(x, merge=False) for x in (teacher, student))
+    if block == (layout.T, layout.S):  # one block, which is looked into
+        union: Any = np.full((1, 1), PARTIAL, np.int8)
+    else:
+        union = _union(
+            *(
+                _joined(block_kinds(problem, facts, block, loop=loop), len(layout.batch))
+                for problem, facts in ((its, its_facts), (own, own_facts))
+            )
+        )
+    known = isinstance(union, np.ndarray)
+    pairs = pair_up((own, layout), (its, teacher.layout), heads, share)
+    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block, None)
+
+    def one(parts: tuple[Any, Any]) -> Array:
+        pairs, traced = parts
+        return divergence_of_head(pairs, union if known else traced, facts)
+
+    parts = (pairs, None if known else union)
+    return map_leading(one, parts, (*layout.batch, layout.N), loop=loop)
+
+
+def _joined(kinds: Any, rank: int) -> Any:
+    """Kinds of blocks for all heads: `[nT, nS]`, or traced `[*#B, 1, nT, nS]`."""
+    if isinstance(kinds, np.ndarray):
+        return kinds
+    least, most = jnp.min(kinds, (rank, rank + 1)), jnp.max(kinds, (rank, rank + 1))
+    return jnp.expand_dims(_one_kind(least, most, jnp), rank)
+
+
+def _union(a: Any, b: Any) -> Any:
+    """Whole where both are, skipped where both are, else to look into."""
+    xp = np if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) else jnp
+    rank = max(a.ndim, b.ndim)
+    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    return _one_kind(xp.minimum(a, b), xp.maximum(a, b), xp)
+
+
+def _one_kind(least: Any, most: Any, xp: Any) -> Any:
+    some = xp.where(most == SKIPPED, np.int8(SKIPPED), np.int8(PARTIAL))
+    return xp.where(least == FULL, np.int8(FULL), some)
+
+
+def divergence(
+    teacher: Float[AnyArray, "*batch S"], student: Float[AnyArray, "*batch S"], *, kind: str = "kl"
+) -> Float[Array, "*batch"]:
+    """The same divergences between distributions that are there already, over the last axis.
+
+        kl = Σ_s p ln(p / q), and so on: see `attention_divergence`
+
+    Args:
+        teacher: probabilities `[..., S]`; it gets no gradient.
+        student: probabilities `[..., S]`.
+        kind: "kl", "reverse_kl", "js" or "cross_entropy".
+
+    Returns:
+        `[...]`, float32 at least: 0 terms where the weight in front is 0, with gradient 0; +inf
+        where only the weight behind is.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from attention_jax.distillation import divergence
+        >>> teacher, student = jnp.array([0.5, 0.5, 0.0]), jnp.array([0.5, 0.25, 0.25])
+        >>> print(f"{divergence(teacher, student):.5f}")
+        0.34657
+    """
+    check_kind(kind)
+    for name, x in (("teacher", teacher), ("student", student)):
+        check_floating(name, as_array(name, x))
+    if teacher.shape != student.shape:
+        raise ValueError(
+            f"teacher {list(teacher.shape)} and student {list(student.shape)} must have one shape"
+        )
+    dtype = stats_dtype(teacher.dtype, student.dtype)
+    p, q = (widen(x).astype(dtype) for x in (teacher, student))
+    log_p, log_q = log_of(jax.lax.stop_gradient(p)), log_of(q)
+    return jnp.sum(terms(kind, log_p, log_q).value, axis=-1)

@@ -1,0 +1,237 @@
+"""What else a student learns from: a teacher's logits, its hidden states, how its values relate."""
+
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.numerics import matmul, stats_dtype, widen
+from attention_jax._modules.arguments import AnyMask, check_choice
+from attention_jax.distillation.divergence import attention_divergence
+from attention_jax.distillation.terms import terms
+from attention_jax.softmax import log_sum_exp
+
+Logits = Annotated[Any, Float[Array, "*B classes"]]
+Where = Annotated[Any, Bool[Array, "*#B"]]
+TeacherStates = Annotated[Any, Float[Array, "*B Dt"]]
+StudentStates = Annotated[Any, Float[Array, "*B Ds"]]
+Values = Annotated[Any, Float[Array, "*B T N V"]]
+
+
+def logit_distillation(
+    teacher_logits: Logits,
+    student_logits: Logits,
+    *,
+    temperature: float | int = 1.0,
+    where: Where | None = None,
+    teacher_gradient: bool = False,
+) -> Float[Array, ""]:
+    """Soft targets: the divergence of softened predictions, times the squared temperature.
+
+        loss = τ² · mean over the rest of Σ_classes p ln(p / q)
+        p = softmax(teacher / τ),  q = softmax(student / τ)
+
+    The gradient by a logit falls with 1/τ², which τ² undoes: the loss keeps its weight beside one
+    on hard labels, whatever the temperature. The sum is over classes, the mean over all else.
+
+    Args:
+        teacher_logits: `[*B, classes]`; a logit of -inf is a class that cannot be.
+        student_logits: `[*B, classes]`.
+        temperature: τ, positive.
+        where: bool, broadcastable to `[*B]`: the positions that count, for the mean too.
+        teacher_gradient: whether the teacher gets gradients.
+
+    Returns:
+        A scalar, float32 at least; 0 where nothing counts.
+
+    Raises:
+        ValueError: shapes that differ, a temperature that is not positive.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from attention_jax.distillation import logit_distillation
+        >>> teacher, student = jnp.array([[2.0, 0.0, -1.0]]), jnp.array([[1.0, 0.0, -1.0]])
+        >>> def steepest(temperature):
+        ...     loss = lambda x: logit_distillation(teacher, x, temperature=temperature)
+        ...     return jnp.abs(jax.grad(loss)(student)).max()
+        >>> [f"{steepest(t):.4f}" for t in (1.0, 4.0, 10.0)]
+        ['0.1786', '0.2472', '0.2353']
+
+    References:
+        Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
+        arXiv:1503.02531, §2, eq. 2.
+    """
+    for name, x in (("teacher_logits", teacher_logits), ("student_logits", student_logits)):
+        check_floating(name, as_array(name, x))
+    if teacher_logits.shape != student_logits.shape or teacher_logits.ndim < 1:
+        raise ValueError(
+            f"teacher_logits {list(teacher_logits.shape)} and student_logits "
+            f"{list(student_logits.shape)} must have one shape, [*B, classes]"
+        )
+    if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not teacher_gradient:
+        teacher_logits = jax.lax.stop_gradient(jnp.asarray(teacher_logits))
+    dtype = stats_dtype(teacher_logits.dtype, student_logits.dtype)
+    both = [widen(x).astype(dtype) for x in (teacher_logits, student_logits)]
+    if where is not None:  # before the softmax: what does not count may be NaN
+        both = [jnp.where(_rows_where(where, x.shape[:-1])[..., None], x, 0) for x in both]
+    log_p, log_q = (_log_softmax(x / temperature) for x in both)
+    rows = jnp.sum(terms("kl", log_p, log_q).value, axis=-1)
+    return _mean(rows, where) * temperature**2
+
+
+def _log_softmax(x: Array) -> Array:
+    lse, _ = log_sum_exp(x, None)
+    return x - jnp.where(jnp.isneginf(lse), 0, lse)[..., None]
+
+
+def hidden_state_transfer(
+    teacher_states: TeacherStates,
+    student_states: StudentStates,
+    projection: Annotated[Any, Float[Array, "Ds Dt"]] | None = None,
+    *,
+    kind: str = "mse",
+    where: Where | None = None,
+    teacher_gradient: bool = False,
+) -> Float[Array, ""]:
+    """The distance of the student's states, carried into the teacher's space, from the teacher's.
+
+        mse     mean of (student W - teacher)²
+        cosine  mean of 1 - cos(student W, teacher)
+
+    Args:
+        teacher_states: `[*B, Dt]`, batch and length in front.
+        student_states: `[*B, Ds]`.
+        projection: W `[Ds, Dt]`, learned with the student; None where the widths agree.
+        kind: "mse" or "cosine".
+        where: bool, broadcastable to `[*B]`: the positions that count.
+        teacher_gradient: whether the teacher gets gradients.
+
+    Returns:
+        A scalar, float32 at least; 0 where nothing counts.
+
+    Raises:
+        ValueError: widths that differ without a projection, a projection that does not fit.
+
+    References:
+        Jiao et al. 2020, "TinyBERT", arXiv:1909.10351, eq. 8.
+        Sanh et al. 2019, "DistilBERT", arXiv:1910.01108, §3 (cosine).
+    """
+    check_choice("kind", kind, "mse", "cosine")
+    for name, x in (("teacher_states", teacher_states), ("student_states", student_states)):
+        check_floating(name, as_array(name, x))
+    widths = student_states.shape[-1], teacher_states.shape[-1]
+    if teacher_states.shape[:-1] != student_states.shape[:-1]:
+        raise ValueError(
+            f"teacher_states {list(teacher_states.shape)} and student_states "
+            f"{list(student_states.shape)} must agree in all axes but the last"
+        )
+    if projection is None and widths[0] != widths[1]:
+        raise ValueError(
+            f"student_states have {widths[0]} features and teacher_states {widths[1]}: give a "
+            f"projection {list(widths)}"
+        )
+    if projection is not None and tuple(projection.shape) != widths:
+        raise ValueError(
+            f"projection has shape {list(projection.shape)} but must be "
+            f"[student features, teacher features] = {list(widths)}"
+        )
+    if not teacher_gradient:
+        teacher_states = jax.lax.stop_gradient(jnp.asarray(teacher_states))
+    dtype = stats_dtype(teacher_states.dtype, student_states.dtype)
+    if where is not None:  # before any product: what does not count may be NaN
+        teacher_states, student_states = (
+            jnp.where(_rows_where(where, x.shape[:-1])[..., None], x, jnp.ones((), x.dtype))
+            for x in (teacher_states, student_states)
+        )
+    mapped = student_states if projection is None else matmul(student_states, projection)
+    ours, theirs = widen(mapped).astype(dtype), widen(teacher_states).astype(dtype)
+    if kind == "mse":
+        return _mean(jnp.mean((ours - theirs) ** 2, axis=-1), where)
+    return _mean(1 - jnp.sum(_unit(ours) * _unit(theirs), axis=-1), where)
+
+
+def _unit(x: Array) -> Array:
+    square = jnp.sum(x * x, axis=-1, keepdims=True)
+    return jnp.where(square == 0, 0, x * jax.lax.rsqrt(jnp.where(square == 0, 1, square)))
+
+
+def value_relation(
+    teacher_value: Values,
+    student_value: Values,
+    *,
+    relation_heads: int | None = None,
+    teacher_mask: AnyMask = None,
+    student_mask: AnyMask = None,
+    **options: Any,
+) -> Float[Array, "*B N T"]:
+    """How differently the two models' values relate to one another.
+
+        D_t = KL( softmax_s(v_t · v_s / √V) of the teacher || of the student )
+
+    Widths may differ, since values are compared with values only. A model may be cut into heads
+    anew for it, so that heads need not agree either.
+
+    Args:
+        teacher_value: `[*B, T, M, V]`.
+        student_value: `[*B, T, N, V]`.
+        relation_heads: cut both into this many heads; None compares heads as they are.
+        teacher_mask: which pairs count, as `mask` in `attend`; padding, say.
+        student_mask: the same for the student.
+        **options: `kind`, `head_map`, `teacher_gradient`, `block_size`, `precision`, as in
+            `attention_divergence`.
+
+    Returns:
+        `[*B, N, T]`, N the relation heads if given.
+
+    Raises:
+        ValueError: a width that is no multiple of `relation_heads`; else as
+            `attention_divergence`.
+
+    References:
+        Wang et al. 2020, "MiniLM", arXiv:2002.10957, eq. 4-5.
+        Wang et al. 2021, "MiniLMv2", arXiv:2012.15828, §3.1 (relation heads).
+    """
+    teacher_value, student_value = (
+        _cut_anew(name, x, relation_heads)
+        for name, x in (("teacher_value", teacher_value), ("student_value", student_value))
+    )
+    return attention_divergence(
+        (teacher_value, teacher_value),
+        (student_value, student_value),
+        teacher_mask=teacher_mask,
+        student_mask=student_mask,
+        **options,
+    )
+
+
+def _cut_anew(name: str, x: Any, heads: int | None) -> Any:
+    check_floating(name, as_array(name, x))
+    if x.ndim < 3:
+        raise ValueError(f"{name} must be [*B, T, N, V], got {list(x.shape)}")
+    if heads is None:
+        return x
+    width = x.shape[-1] * x.shape[-2]
+    if width % check_count("relation_heads", heads, 1):
+        raise ValueError(f"{name}: width {width} (N·V) is no multiple of relation_heads {heads}")
+    return x.reshape(*x.shape[:-2], heads, width // heads)
+
+
+def _rows_where(where: Any, shape: tuple[int, ...]) -> Array:
+    if as_array("where", where).dtype != np.bool_:
+        raise TypeError(f"where must be boolean, got dtype {np.dtype(where.dtype).name}")
+    return jnp.broadcast_to(jnp.asarray(where), shape)
+
+
+def _mean(rows: Array, where: Any) -> Array:
+    """The mean over what counts; 0 where nothing does."""
+    if where is None:
+        return jnp.sum(rows) / max(rows.size, 1)
+    counts = _rows_where(where, rows.shape)
+    return jnp.sum(jnp.where(counts, rows, 0)) / jnp.maximum(jnp.sum(counts, dtype=rows.dtype), 1)

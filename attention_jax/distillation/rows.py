@@ -1,0 +1,307 @@
+"""The divergence of one student's head from its teacher's, row by row, a block at a time.
+
+    D_t = Σ_s f(p_ts, q_ts),   ln p = x_p - lse_p,   ln q = x_q - lse_q
+
+Two walks over the plane: one for both log-sum-exps, one for the sums. The derivative is one linear
+function of the logits' tangents, walked once more and transposed by JAX into the backward pass:
+
+    d D = Σ_s (f_ln q - q Σ f_ln q) dx_q + (f_ln p - p Σ f_ln p) dx_p
+
+Nothing of size T·S is kept, forward or backward.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax.distillation.pairing import Pairs
+from attention_jax.distillation.terms import log_of, terms
+from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits
+from attention_jax.kernels.problem import Problem, Static
+from attention_jax.kernels.walk import block_start, sweep, walk
+
+
+class Facts(NamedTuple):
+    """What is known while tracing; hashable."""
+
+    kind: str
+    student: Static
+    teacher: Static
+    teachers: int
+    block: tuple[int, int]
+    known: bytes | None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Blocks down and across."""
+        lengths = self.student.layout.T, self.student.layout.S
+        rows, columns = (-(-n // size) for n, size in zip(lengths, self.block, strict=True))
+        return rows, columns
+
+
+class Spec(NamedTuple):
+    """The facts and the structure of the arrays; hashable."""
+
+    structure: Any
+    floating: tuple[bool, ...]
+    facts: Facts
+
+    def pairs(self, floats: list[Any], others: list[Any]) -> tuple[Pairs, Any]:
+        """The two problems and the kinds of their blocks, put together again."""
+        a, b = iter(floats), iter(others)
+        leaves = [next(a) if flag else next(b) for flag in self.floating]
+        pairs, kinds = jax.tree.unflatten(self.structure, leaves)
+        if self.facts.known is not None:
+            kinds = np.frombuffer(self.facts.known, np.int8).reshape(self.facts.counts)
+        return pairs, kinds
+
+
+class Normal(NamedTuple):
+    """The normaliser of rows, `top + log_total`; the sum would lose the second under a low bias."""
+
+    top: Array
+    log_total: Array
+
+
+class Sums(NamedTuple):
+    """Of each row: the divergence, `Σ f_ln q` and, for each of the teacher's heads, `Σ p_m f_p`."""
+
+    value: Array
+    by_log_q: Array
+    by_share: Array
+
+
+def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
+    """The divergence `[T]` of one head of one example."""
+    if isinstance(kinds, np.ndarray):
+        facts, kinds = facts._replace(known=kinds.astype(np.int8).tobytes()), None
+    leaves, structure = jax.tree.flatten((pairs, kinds))
+    floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
+    floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
+    others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
+    return _divergence(Spec(structure, floating, facts), floats, others)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _divergence(spec: Spec, floats: list[Any], others: list[Any]) -> Array:
+    pairs, kinds = spec.pairs(floats, others)
+    return _sums(pairs, kinds, spec.facts, _normals(pairs, kinds, spec.facts)).value
+
+
+@functools.partial(_divergence.defjvp, symbolic_zeros=True)
+def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    floats, others = primals
+    facts, size = spec.facts, spec.facts.block
+    pairs, kinds = spec.pairs(floats, others)
+    # Plain JAX: a second derivative goes through these walks and not through a rule.
+    normals = _normals(pairs, kinds, facts)
+    sums = _sums(pairs, kinds, facts, normals)
+    # leaves that do not move are None: no leaves at all to a tree
+    velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+    d_pairs, _ = spec.pairs(velocity, [None] * len(others))
+    rows = (normals, sums.by_log_q, sums.by_share)
+
+    def fetch(i: Array, j: Array) -> Any:
+        return _cut(pairs, facts, i, j), _cut(d_pairs, facts, i, j), _rows_of(rows, facts, i)
+
+    def contribute(fetched: Any, partial: bool) -> Array:
+        block, d_block, ((normal_q, normal_p), by_log_q, by_share) = fetched
+        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block)
+        x_q, x_p = _masked(block, facts, raw_q, raw_p, partial=partial)
+        dtype = sums.value.dtype
+        log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
+        mixed = _mix(log_p, block.share)
+        found = terms(facts.kind, mixed, log_q)
+        change = jnp.zeros((size[0],), dtype)
+        if d_q is not None:
+            d_q = jnp.where(x_q == NEG_INF, 0, d_q).astype(dtype)
+            slope = found.by_log_q - jnp.exp(log_q) * by_log_q[:, None]
+            change = change + jnp.sum(slope * d_q, axis=-1)
+        if d_p is not None:
+            d_p = jnp.where(x_p == NEG_INF, 0, d_p).astype(dtype)
+            share = jnp.ones((facts.teachers,), dtype) if block.share is None else block.share
+            share = share.astype(dtype)[:, None, None]
+            slope = (
+                _relative(log_p, mixed) * found.by_log_p[None]
+                - jnp.exp(log_p) * by_share.T[..., None]
+            )
+            change = change + jnp.sum(share * slope * d_p, axis=(0, 2))
+        return change
+
+    if facts.counts == (1, 1):
+        zero = jnp.int32(0)
+        # Kept for the backward pass would be the block itself; it is made again instead.
+        change = jax.checkpoint(lambda x: contribute(x, True))(fetch(zero, zero))
+    else:
+        change = sweep(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
+    if d_pairs.share is not None:
+        d_share = d_pairs.share.astype(change.dtype)
+        change = change + jnp.sum(sums.by_share * d_share[None], axis=-1)
+    return sums.value, change
+
+
+def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
+    """The normalisers of the student's rows `[T]` and of the teacher's `[T, M]`."""
+    dtype, rows = _dtype(pairs), facts.block[0]
+
+    def begin(i: Array) -> tuple[Normal, Normal]:
+        empty = Normal(jnp.full((rows,), NEG_INF, dtype), jnp.zeros((rows,), dtype))
+        return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
+
+    def visit(state: tuple[Normal, Normal], block: Pairs, j: Array, partial: bool) -> Any:
+        logits = _masked(block, facts, *_raw(block), partial=partial)
+        return tuple(_absorb(old, x.astype(dtype)) for old, x in zip(state, logits, strict=True))
+
+    def close(i: Array, state: tuple[Normal, Normal]) -> tuple[Normal, Normal]:
+        student, teacher = (_close(x) for x in state)
+        return student, jax.tree.map(jnp.transpose, teacher)
+
+    return _walk(facts, kinds, begin, functools.partial(_cut, pairs, facts), visit, close)
+
+
+def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]) -> Sums:
+    dtype, rows = _dtype(pairs), facts.block[0]
+
+    def begin(i: Array) -> Sums:
+        zeros = jnp.zeros((rows,), dtype)
+        return Sums(zeros, zeros, jnp.zeros((rows, facts.teachers), dtype))
+
+    def fetch(i: Array, j: Array) -> Any:
+        return _cut(pairs, facts, i, j), _rows_of(normals, facts, i)
+
+    def visit(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
+        block, (normal_q, normal_p) = fetched
+        x_q, x_p = _masked(block, facts, *_raw(block), partial=partial)
+        log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
+        mixed = _mix(log_p, block.share)
+        found = terms(facts.kind, mixed, log_q)
+        by_share = jnp.sum(_relative(log_p, mixed) * found.by_log_p[None], axis=-1).T
+        new = Sums(found.value.sum(-1), found.by_log_q.sum(-1), by_share)
+        return jax.tree.map(jnp.add, state, new)
+
+    return _walk(facts, kinds, begin, fetch, visit, lambda i, state: state)
+
+
+def _walk(facts: Facts, kinds: Any, begin: Any, fetch: Any, visit: Any, close: Any) -> Any:
+    """A walk, without its loops where there is one block only."""
+    if facts.counts == (1, 1):
+        zero = jnp.int32(0)
+        return close(zero, visit(begin(zero), fetch(zero, zero), zero, True))
+    return walk(facts.student.layout.T, facts.block[0], kinds, begin, fetch, visit, close)
+
+
+def _dtype(pairs: Pairs) -> np.dtype:
+    return stats_dtype(accumulator(pairs.student), accumulator(pairs.teacher))
+
+
+def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any) -> Pairs:
+    """Block (i, j) of both problems."""
+
+    def one(problem: Problem, own: Static) -> Problem:
+        return cut(problem, own, facts.block, i, j) if jax.tree.leaves(problem) else problem
+
+    teacher = _over_heads(lambda head: one(head, facts.teacher), pairs.teacher, facts.teachers)
+    return Pairs(one(pairs.student, facts.student), teacher, pairs.share)
+
+
+def _over_heads(function: Any, tree: Any, heads: int) -> Any:
+    """`function` for each of the teacher's heads; leaves `[M, ...]`, or `[1, ...]` where shared."""
+    leaves, structure = jax.tree.flatten(tree)
+    axes = [0 if x.shape[0] == heads else None for x in leaves]
+    given = [x if axis == 0 else x[0] for x, axis in zip(leaves, axes, strict=True)]
+    mapped = jax.vmap(
+        lambda entries: function(jax.tree.unflatten(structure, entries)), (axes,), axis_size=heads
+    )
+    return mapped(given)
+
+
+def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:
+    """The rows that belong to query block i."""
+    at = block_start(i, facts.block[0], facts.student.layout.T)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, facts.block[0]), tree)
+
+
+def _raw(block: Pairs) -> tuple[Array, Array]:
+    """Logits of a block before masking: the student's `[Tb, Sb]`, the teacher's `[M, Tb, Sb]`."""
+    return raw_logits(block.student), jax.vmap(raw_logits)(block.teacher)
+
+
+def _masked(
+    block: Pairs, facts: Facts, student: Array, teacher: Array, *, partial: bool
+) -> tuple[Array, Array]:
+    def one(head: Problem, logits: Array) -> Array:
+        return mask_logits(head, facts.teacher, logits, partial=partial)
+
+    own = mask_logits(block.student, facts.student, student, partial=partial)
+    return own, jax.vmap(one)(block.teacher, teacher)
+
+
+def _push(block: Pairs, d_block: Pairs) -> tuple[tuple[Array, Array], tuple[Any, Any]]:
+    """Raw logits of both problems and their tangents, None where nothing moves."""
+
+    def one(problem: Problem, velocity: Problem, function: Any) -> tuple[Array, Any]:
+        if not jax.tree.leaves(velocity):
+            return function(problem), None
+        leaves, structure = jax.tree.flatten(problem)
+        d_leaves = structure.flatten_up_to(velocity)
+        moves = [
+            dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
+            for x, dx in zip(leaves, d_leaves, strict=True)
+        ]
+
+        def logits(moving: list[Array]) -> Array:
+            rest = iter(moving)
+            chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
+            return function(jax.tree.unflatten(structure, chosen))
+
+        moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
+        speeds = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
+        return jax.jvp(logits, (moving,), (speeds,))
+
+    x_q, d_q = one(block.student, d_block.student, raw_logits)
+    x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(raw_logits))
+    return (x_q, x_p), (d_q, d_p)
+
+
+def _absorb(state: Normal, logits: Array) -> Normal:
+    """One more block of the online softmax; until the end `log_total` holds the total itself."""
+    top = jnp.maximum(state.top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
+    shift = jnp.where(top == NEG_INF, 0, top)
+    total = state.log_total * jnp.exp(state.top - shift)
+    return Normal(top, total + jnp.sum(jnp.exp(logits - shift[..., None]), axis=-1))
+
+
+def _close(state: Normal) -> Normal:
+    return Normal(
+        jnp.where(state.top == NEG_INF, 0, state.top),
+        jnp.log(jnp.where(state.log_total == 0, 1, state.log_total)),
+    )
+
+
+def _log_weights(logits: Array, normal: Normal, dtype: Any) -> Array:
+    """`ln p` of a block: the student's `[Tb, Sb]`, or the teacher's `[M, Tb, Sb]`."""
+    top, log_total = (x.T[..., None] for x in normal)
+    return (logits.astype(dtype) - top) - log_total
+
+
+def _mix(log_p: Array, share: Array | None) -> Array:
+    """`ln Σ_m a_m p_m`, `[Tb, Sb]`."""
+    if share is None:
+        return log_p[0]
+    parts = log_p + log_of(share.astype(log_p.dtype))[:, None, None]
+    top = jax.lax.stop_gradient(jnp.max(parts, axis=0))
+    shift = jnp.where(top == NEG_INF, 0, top)
+    total = jnp.sum(jnp.exp(parts - shift[None]), axis=0)
+    return jnp.where(top == NEG_INF, NEG_INF, shift + log_of(total))
+
+
+def _relative(log_p: Array, mixed: Array) -> Array:
+    """`p_m / p`, `[M, Tb, Sb]`, 0 where p is."""
+    none = mixed == NEG_INF
+    return jnp.exp(jnp.where(none[None], NEG_INF, log_p - jnp.where(none, 0, mixed)[None]))
