@@ -17,6 +17,13 @@ SURFACE = {
         "attention_weights",
         "explain",
     ],
+    "attention_jax.distillation": [
+        "attention_divergence",
+        "divergence",
+        "hidden_state_transfer",
+        "logit_distillation",
+        "value_relation",
+    ],
     "attention_jax.heads": ["merge_heads", "split_heads"],
     "attention_jax.masks": [
         "BlockMap",
