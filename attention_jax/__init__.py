@@ -6,6 +6,7 @@ Shapes in letters: query `[*B, T, N, H]`, key `[*B, S, K, H]`, value `[*B, S, K,
 `[*B, T, N, V]`. Flax modules live in `attention_jax.nnx`, which is imported by name.
 """
 
+from attention_jax import cache as cache
 from attention_jax import distillation as distillation
 from attention_jax import heads as heads
 from attention_jax import masks as masks

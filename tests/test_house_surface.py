@@ -24,6 +24,7 @@ SURFACE = {
         "logit_distillation",
         "value_relation",
     ],
+    "attention_jax.cache": ["KVCache"],
     "attention_jax.heads": ["merge_heads", "split_heads"],
     "attention_jax.masks": [
         "BlockMap",
@@ -101,7 +102,7 @@ SURFACE = {
     ],
 }
 # What `import attention_jax as aj` brings along as aj.<name>; the others are imported by name.
-NAMESPACES = ["heads", "masks", "positions", "scores", "softmax", "testing"]
+NAMESPACES = ["cache", "heads", "masks", "positions", "scores", "softmax", "testing"]
 
 
 def public_names(module: types.ModuleType) -> list[str]:

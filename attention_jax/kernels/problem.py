@@ -88,6 +88,9 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
         data = request.mask.prepare(Lengths(layout.T, layout.S, default))
         check_mask(data, layout)
         on_query["mask"], on_key["mask"], on_pair["mask"] = data
+        spoiled = request.mask.spoiled()
+        if spoiled is not None:
+            on_query["bad"] = on_query["bad"] | spoiled
     if request.dropout_rate > 0:
         on_query["dropout"], on_key["dropout"], _ = row_and_column_bits(
             request.dropout_key, layout, *positions, shared=request.shared_dropout

@@ -70,6 +70,10 @@ class Mask(Record):
         """What the ranges of a block's data tell about it."""
         return Verdict(True, False)
 
+    def spoiled(self) -> Any:
+        """Which examples have lost data, bool `[*#B, 1, 1]`: their output is NaN. None is none."""
+        return None
+
     def __and__(self, other: object) -> "Mask":
         """Pairs that both masks allow."""
         return And(self, other) if isinstance(other, Mask) else NotImplemented
@@ -196,6 +200,13 @@ class Pair(Mask):
         """Both masks for one head."""
         return type(self)(self.first.per_head(), self.second.per_head())
 
+    def spoiled(self) -> Any:
+        """What either mask has lost."""
+        first, second = self.first.spoiled(), self.second.spoiled()
+        if first is None or second is None:
+            return second if first is None else first
+        return first | second
+
     def _verdicts(self, low: View, high: View) -> tuple[Verdict, Verdict]:
         return (
             self.first.decide(_child(low, 0), _child(high, 0)),
@@ -266,6 +277,10 @@ class Not(Mask):
     def per_head(self) -> "Not":
         """The inner mask for one head."""
         return Not(self.mask.per_head())
+
+    def spoiled(self) -> Any:
+        """As the inner mask."""
+        return self.mask.spoiled()
 
     def allowed(self, view: View) -> Any:
         """What the inner mask does not allow."""

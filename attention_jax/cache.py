@@ -1,0 +1,392 @@
+"""A key/value cache: what decoding has seen so far, so that each token is projected once.
+
+    append(k_t, v_t):  key[index], value[index] ← k_t, v_t;  index ← index + 1
+
+State in, state out: every method returns a new cache, and jit with the old one donated writes in
+place. A cache holds a column for each slot and an entry for each example, so that prompts of
+unequal length share one index and each keeps its own positions.
+"""
+
+import dataclasses
+from typing import Annotated, Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Shaped
+
+from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.record import Record, static
+from attention_jax._core.term import Sides
+from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.patterns import window
+
+_NewKeys = Annotated[Any, Shaped[Array, "*B T K H"]]
+_NewValues = Annotated[Any, Shaped[Array, "*B T K V"]]
+_Valid = Annotated[Any, Bool[Array, "*#B T"]]
+_Order = Annotated[Any, Int[Array, "*#B beams"]]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class _Written(Mask):
+    """Keys in slots that hold a real token."""
+
+    slots: Any
+    lost: Any
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """One flag for each slot."""
+        if self.slots.shape[-1] != lengths.S:
+            raise ValueError(
+                f"the mask of a cache of {self.slots.shape[-1]} slots does not fit keys of length "
+                f"S = {lengths.S}"
+            )
+        return Sides(key=self.slots[..., None, :])
+
+    def per_head(self) -> "_Written":
+        """The flags are in the sides."""
+        return _Written(None, None)
+
+    def spoiled(self) -> Any:
+        """Examples that lost a token."""
+        return None if self.lost is None else self.lost[..., None, None]
+
+    def allowed(self, view: View) -> Any:
+        """A written slot."""
+        return view.sides.key
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """Any and all of the flags."""
+        return Verdict(high.sides.key, low.sides.key)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class KVCache(Record):
+    """Keys and values of the tokens so far, in a buffer of fixed length.
+
+    Made by `KVCache.init`. Attributes are the buffers and the bookkeeping; a plain cache is used as
+
+        cache = cache.append(key, value)
+        out = attend(query, cache.key, cache.value, mask=cache.mask() & causal(),
+                     query_positions=..., key_positions=cache.positions())
+
+    What a slot holds that was never written, NaN included, changes nothing: `mask` hides it.
+
+    Attributes:
+        key: `[*B, length, K, H]`.
+        value: `[*B, length, K, V]`.
+        index: int32 scalar, the number of columns appended so far.
+        places: int32 `[*B, length]`, each slot's position; -1 where it holds no real token.
+        lengths: int32 `[*B]`, real tokens so far: the position of the next one.
+        lost: bool `[*B]`, whether a write was dropped; every output from then on is NaN.
+        reach: how many tokens back a query sees, itself counted, in a cache that keeps the latest
+            tokens and overwrites the oldest; None in one that runs full.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> cache = aj.cache.KVCache.init(2, 8, heads=1, depth=4)
+        >>> cache = cache.append(jnp.ones((2, 3, 1, 4)), jnp.ones((2, 3, 1, 4)))
+        >>> int(cache.index), cache.key.shape
+        (3, (2, 8, 1, 4))
+        >>> query, causal = jnp.ones((2, 3, 1, 4)), aj.masks.causal()
+        >>> aj.attend(
+        ...     query, cache.key, cache.value, mask=cache.mask() & causal,
+        ...     query_positions=jnp.arange(3), key_positions=cache.positions(),
+        ... ).shape
+        (2, 3, 1, 4)
+
+    References:
+        Shazeer 2019, "Fast Transformer Decoding: One Write-Head is All You Need",
+        arXiv:1911.02150, §2.3 (incremental multi-head attention).
+        Beltagy et al. 2020, "Longformer", arXiv:2004.05150, §3.1 (the window of a rolling cache).
+    """
+
+    key: Any
+    value: Any
+    index: Any
+    places: Any
+    lengths: Any
+    lost: Any
+    reach: int | None = static(default=None)
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        fields = {"key": self.key, "value": self.value, "index": self.index}
+        return "KVCache", {**fields, "reach": self.reach}
+
+    @classmethod
+    def init(
+        cls,
+        batch: int | tuple[int, ...],
+        length: int,
+        heads: int,
+        depth: int,
+        *,
+        dtype: Any = jnp.float32,
+        value_depth: int | None = None,
+        rolling: bool = False,
+    ) -> "KVCache":
+        """An empty cache.
+
+        Args:
+            batch: `*B`: an int, or a tuple of them; `()` for no batch axis.
+            length: How many tokens it can hold.
+            heads: K, key/value heads.
+            depth: H, depth of a key head.
+            dtype: What keys and values are stored in.
+            value_depth: V, depth of a value head; None is `depth`.
+            rolling: Whether it keeps the latest `length` tokens, for windowed attention, in place
+                of running full. A query at p then sees no key before p - length + 1.
+
+        Returns:
+            A cache with index 0.
+
+        Raises:
+            TypeError: If a size is not an integer or the dtype is not floating.
+            ValueError: If a size is out of range.
+        """
+        axes = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        axes = tuple(check_count("batch", axis) for axis in axes)
+        length = check_count("length", length, 1 if rolling else 0)
+        heads, depth = check_count("heads", heads, 1), check_count("depth", depth)
+        values = depth if value_depth is None else check_count("value_depth", value_depth)
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"dtype must be floating, got {np.dtype(dtype).name}")
+        return cls(
+            key=jnp.zeros((*axes, length, heads, depth), dtype),
+            value=jnp.zeros((*axes, length, heads, values), dtype),
+            index=jnp.zeros((), jnp.int32),
+            places=jnp.full((*axes, length), -1, jnp.int32),
+            lengths=jnp.zeros(axes, jnp.int32),
+            lost=jnp.zeros(axes, bool),
+            reach=length if rolling else None,
+        )
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """`*B`."""
+        return tuple(self.key.shape[:-3])
+
+    @property
+    def length(self) -> int:
+        """How many tokens it can hold."""
+        return self.key.shape[-3]
+
+    @property
+    def rolling(self) -> bool:
+        """Whether new tokens overwrite the oldest ones."""
+        return self.reach == self.length
+
+    def append(self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None) -> "KVCache":
+        """The cache with more tokens in it, as many as there are.
+
+        Args:
+            key: `[*B, T, K, H]`; stored in the cache's dtype.
+            value: `[*B, T, K, V]`.
+            valid: bool, broadcastable to `[*B, T]`: which tokens are real. Others take up a column,
+                are seen by nobody and count for no position: a prompt may be padded on the left, on
+                the right or in between. None is all of them.
+
+        Returns:
+            A new cache. A rolling one keeps the latest `length` columns. Under tracing, where it
+            cannot be known whether the tokens fit, tokens that do not fit are not written, and
+            every output under `mask` is NaN from then on.
+
+        Raises:
+            TypeError: If an argument is not floating, or `valid` not boolean.
+            ValueError: If shapes do not fit, or the tokens do not.
+        """
+        new, lengths = self._columns(key, value, valid)
+        T = key.shape[-3]
+        if self.rolling:
+            written = {name: self._roll(getattr(self, name), x) for name, x in new.items()}
+            return dataclasses.replace(self, **written, index=self.index + T, lengths=lengths)
+        self._check_fits(T)
+        fits = self.index + T <= self.length
+        written = {name: self._write(getattr(self, name), x, fits) for name, x in new.items()}
+        return dataclasses.replace(
+            self,
+            **written,
+            index=jnp.where(fits, self.index + T, self.index),
+            lengths=jnp.where(fits, lengths, self.lengths),
+            lost=self.lost | ~fits,
+        )
+
+    def beside(self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None) -> "KVCache":
+        """The tokens so far and new ones beside them, nothing overwritten.
+
+        A chunk appended to a rolling cache overwrites tokens that its own first queries see. They
+        look at this one instead, and the chunk is appended afterwards.
+
+        Args:
+            key: As in `append`.
+            value: As in `append`.
+            valid: As in `append`.
+
+        Returns:
+            A cache of `length + T` slots, to look at.
+        """
+        new, lengths = self._columns(key, value, valid)
+        axis = len(self.batch)
+        both = {
+            name: jnp.concatenate([getattr(self, name), x], axis=axis) for name, x in new.items()
+        }
+        return dataclasses.replace(self, **both, index=self.index + key.shape[-3], lengths=lengths)
+
+    def next_positions(self, length: int, valid: _Valid | None = None) -> Int[Array, "*B T"]:
+        """The positions that the next tokens will have: those of a rotary embedding, or a query's.
+
+        Args:
+            length: T, the number of tokens.
+            valid: As in `append`.
+
+        Returns:
+            int32 `[*B, T]`. A token that is not real has that of the next real one.
+        """
+        T = check_count("length", length)
+        if valid is None:
+            before = jnp.arange(T, dtype=jnp.int32)
+        else:
+            real = self._valid(valid, T).astype(jnp.int32)
+            before = jnp.cumsum(real, axis=-1, dtype=jnp.int32) - real
+        shape = (*self.batch, T)
+        return jnp.broadcast_to(self.lengths[..., None], shape) + jnp.broadcast_to(before, shape)
+
+    def positions(self) -> Int[Array, "*B length"]:
+        """Each slot's position.
+
+        Returns:
+            int32 `[*B, length]`; an unwritten slot has the one it would be given, a slot without a
+            real token 0.
+        """
+        slots = jnp.arange(self.length, dtype=jnp.int32)
+        ahead = jnp.broadcast_to(slots - self.index, self.places.shape)
+        coming = jnp.where(ahead < 0, 0, self.lengths[..., None] + ahead)
+        return jnp.where(self.places < 0, coming, self.places)
+
+    def mask(self) -> Mask:
+        """Which slots hold a real token; causality and windows are for other masks to say.
+
+        Returns:
+            A mask object over the cache's slots. That of a rolling cache hides by position, too,
+            what an earlier query of a chunk should no longer see. Once a token was lost, what is
+            attended under it is NaN.
+        """
+        written = _Written(self.places >= 0, self.lost)
+        return written if self.reach is None else written & window(self.reach - 1, None)
+
+    def reorder(self, order: _Order, axis: int = -1) -> "KVCache":
+        """The cache of other beams: entry i becomes that of beam `order[i]`, with all that is its.
+
+        Keys, values, positions, lengths and losses move together; the index is everyone's.
+
+        Args:
+            order: ints `[beams]`, along one batch axis; or the batch's own shape, with another
+                order for each entry of the other axes. Beams may be repeated or left out.
+            axis: Which batch axis the beams are.
+
+        Returns:
+            A new cache.
+
+        Raises:
+            TypeError: If the order is not of integers.
+            ValueError: If there is no such batch axis, or a concrete order names no beam.
+        """
+        if not jnp.issubdtype(as_array("order", order).dtype, jnp.integer):
+            raise TypeError(f"order must be integers, got dtype {np.dtype(order.dtype).name}")
+        rank = len(self.batch)
+        if not -rank <= axis < rank:
+            raise ValueError(f"axis {axis} is none of the batch axes of {list(self.batch)}")
+        axis %= rank
+        beams = self.batch[axis]
+        rest = self.batch[:axis] + self.batch[axis + 1 :]
+        if order.ndim not in (1, rank) or (
+            order.ndim > 1 and (*order.shape[:axis], *order.shape[axis + 1 :]) != rest
+        ):
+            raise ValueError(
+                f"order has shape {list(order.shape)} but must be [beams] or, beams aside, the "
+                f"batch's own shape {list(self.batch)}"
+            )
+        if not isinstance(order, jax.core.Tracer) and order.size:
+            low, high = int(np.min(order)), int(np.max(order))
+            if low < 0 or high >= beams:
+                raise ValueError(f"order must lie in 0..{beams - 1}, got {low}..{high}")
+        order = jnp.asarray(order)
+
+        def move(x: Array) -> Array:
+            if order.ndim == 1:
+                return jnp.take(x, order, axis=axis)
+            index = order.reshape(order.shape + (1,) * (x.ndim - rank))
+            return jnp.take_along_axis(x, index, axis=axis)
+
+        names = ("key", "value", "places", "lengths", "lost")
+        return dataclasses.replace(self, **{name: move(getattr(self, name)) for name in names})
+
+    def _check_new(self, name: str, x: Any, buffer: Any) -> None:
+        check_floating(name, as_array(name, x))
+        width = "H" if name == "key" else "V"
+        if x.ndim < 3 or x.shape[:-3] != self.batch or x.shape[-2:] != buffer.shape[-2:]:
+            shown = ", ".join([*map(str, self.batch), "T", *map(str, buffer.shape[-2:])])
+            raise ValueError(
+                f"{name} must be [*B, T, K, {width}] = [{shown}] for this cache, "
+                f"got {list(x.shape)}"
+            )
+
+    def _columns(self, key: Any, value: Any, valid: Any) -> tuple[dict[str, Array], Array]:
+        """New tokens, checked, as columns of each buffer; and each example's length with them."""
+        self._check_new("key", key, self.key)
+        self._check_new("value", value, self.value)
+        T = key.shape[-3]
+        if value.shape[-3] != T:
+            raise ValueError(f"key length {T} and value length {value.shape[-3]} must match (T)")
+        places, lengths = self.next_positions(T, valid), self.lengths + T
+        if valid is not None:
+            real = self._valid(valid, T)
+            places = jnp.where(real, places, -1)
+            lengths = self.lengths + jnp.sum(real, axis=-1, dtype=jnp.int32)
+        columns = {"key": jnp.asarray(key), "value": jnp.asarray(value), "places": places}
+        return {name: x.astype(getattr(self, name).dtype) for name, x in columns.items()}, lengths
+
+    def _check_fits(self, T: int) -> None:
+        known = not isinstance(self.index, jax.core.Tracer)
+        index = int(self.index) if known else 0
+        if index + T > self.length:
+            raise ValueError(
+                f"{T} more tokens do not fit: the cache has room for {self.length}"
+                + (f" and holds {index}" if index else "")
+            )
+
+    def _valid(self, valid: Any, T: int) -> Array:
+        if as_array("valid", valid).dtype != np.bool_:
+            raise TypeError(f"valid must be boolean, got dtype {np.dtype(valid.dtype).name}")
+        shape = (*self.batch, T)
+        try:
+            return jnp.broadcast_to(jnp.asarray(valid), shape)
+        except ValueError:
+            raise ValueError(
+                f"valid has shape {list(valid.shape)}, which does not broadcast to "
+                f"[*B, T] = {list(shape)}"
+            ) from None
+
+    def _write(self, buffer: Array, new: Array, fits: Array) -> Array:
+        """`new` at the index, or what is there where it does not fit: O(T), in place if donated."""
+        axis, T = len(self.batch), new.shape[len(self.batch)]
+        at = jnp.minimum(self.index, self.length - T)
+        old = jax.lax.dynamic_slice_in_dim(buffer, at, T, axis)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(fits, new, old), at, axis)
+
+    def _roll(self, buffer: Array, new: Array) -> Array:
+        """`new` at the index, round and round; of more than `length` columns the last ones."""
+        axis = len(self.batch)
+        T = new.shape[axis]
+        kept = min(T, self.length)
+        new = jax.lax.slice_in_dim(new, T - kept, T, axis=axis)
+        first = self.index + (T - kept)
+        if kept == 1:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, first % self.length, axis)
+        slots = (first + jnp.arange(kept, dtype=jnp.int32)) % self.length
+        return buffer.at[(slice(None),) * axis + (slots,)].set(new, unique_indices=True)
