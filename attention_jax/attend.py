@@ -28,6 +28,7 @@ from attention_jax._core.checks import (
     check_rate,
 )
 from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.observe import observer
 from attention_jax._core.term import ArrayBias, Term
 from attention_jax.kernels import dense
 from attention_jax.kernels.problem import check_mask
@@ -327,7 +328,13 @@ def make_request(
 
 
 def execute(request: Request, implementation: Implementation) -> Result:
-    """Runs a request on the kernel that the plan chooses."""
+    """Runs a request on the kernel that the plan chooses, before the eyes of who looks on."""
+    if (look := observer()) is not None:
+        return look(request, lambda request: _execute(request, implementation))
+    return _execute(request, implementation)
+
+
+def _execute(request: Request, implementation: Implementation) -> Result:
     name = choose(request, implementation).implementation
     layout = request.layout
     if 0 in (*layout.batch, layout.T, layout.S, layout.N):

@@ -6,6 +6,7 @@ from flax import nnx
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
+from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
@@ -73,7 +74,8 @@ class AttentionLayer(nnx.Module):
             statistics=statistics,
             **dropout,
         )
-        return execute(request, self.implementation)
+        with owned_by(self):
+            return execute(request, self.implementation)
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:
         result = self._run(*arrays, **options, statistics=True)

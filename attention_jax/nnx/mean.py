@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
+from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyMask, KeyInputs, QueryInputs, as_mask, check_width
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax._modules.shield import shielded
@@ -91,7 +92,9 @@ class MeanAttention(nnx.Module):
         Returns:
             `[*B, T, in_features]`; `out`'s bias where a query may see nothing.
         """
-        mean = attend(*self._level(inputs_q, inputs_k), **self._options(mask))
+        level = self._level(inputs_q, inputs_k)
+        with owned_by(self):
+            mean = attend(*level, **self._options(mask))
         return self.out(mean[..., 0, :])
 
     def with_stats(
@@ -108,7 +111,9 @@ class MeanAttention(nnx.Module):
             inputs_k: As in the call.
             mask: As in the call.
         """
-        out, stats = attend_with_stats(*self._level(inputs_q, inputs_k), **self._options(mask))
+        level = self._level(inputs_q, inputs_k)
+        with owned_by(self):
+            out, stats = attend_with_stats(*level, **self._options(mask))
         return self.out(out[..., 0, :]), stats
 
     def attention_weights(
