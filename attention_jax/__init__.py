@@ -13,6 +13,7 @@ from attention_jax import masks as masks
 from attention_jax import positions as positions
 from attention_jax import scores as scores
 from attention_jax import softmax as softmax
+from attention_jax import subquadratic as subquadratic
 from attention_jax import testing as testing
 from attention_jax.attend import attend as attend
 from attention_jax.attend import attend_with_stats as attend_with_stats

@@ -79,6 +79,22 @@ SURFACE = {
         "temperature",
     ],
     "attention_jax.softmax": ["Stats", "log_sum_exp", "masked_softmax"],
+    "attention_jax.subquadratic": [
+        "FeatureMap",
+        "LinearState",
+        "cosine_features",
+        "elu_features",
+        "favor_features",
+        "linear_attention",
+        "linear_attention_step",
+        "linear_attention_with_state",
+        "low_rank_attention",
+        "lsh_attention",
+        "memory_compressed_attention",
+        "nystrom_attention",
+        "relu_features",
+        "routed_attention",
+    ],
     "attention_jax.testing": [
         "FEATURES",
         "Gradients",
@@ -102,7 +118,16 @@ SURFACE = {
     ],
 }
 # What `import attention_jax as aj` brings along as aj.<name>; the others are imported by name.
-NAMESPACES = ["cache", "heads", "masks", "positions", "scores", "softmax", "testing"]
+NAMESPACES = [
+    "cache",
+    "heads",
+    "masks",
+    "positions",
+    "scores",
+    "softmax",
+    "subquadratic",
+    "testing",
+]
 
 
 def public_names(module: types.ModuleType) -> list[str]:

@@ -1,0 +1,279 @@
+"""Feature maps: what makes attention linear.
+
+    weight(t, s) ∝ φ(q_t) · φ(k_s)
+
+A map is a frozen pytree. Its features should be non-negative, as weights that change sign need not
+sum to anything. A row of query features may carry any positive factor, which the normaliser takes
+out again; a key's features may come with the logarithm of theirs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.record import Record, static
+
+
+class FeatureMap(Record):
+    """A feature map; `features(x, positions)` does for both sides unless they are overridden."""
+
+    def check(self, depth: int, length: int) -> None:
+        """Raises a ValueError where the map does not fit the depth H or the greatest length."""
+
+    def features(self, x: Array, positions: Array) -> Array:
+        """The features `[..., length, F]` of `x [..., length, H]` at `positions [length]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no features")
+
+    def query(self, x: Array, positions: Array) -> Array:
+        """Features of queries, up to a positive factor for each row."""
+        return self.features(x, positions)
+
+    def key(self, x: Array, positions: Array) -> tuple[Array, Array | None]:
+        """Features of keys, and the logarithm of each row's factor `[..., length]`, None if 1."""
+        return self.features(x, positions), None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Elu(FeatureMap):
+    """`φ(x) = elu(x) + 1`."""
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "elu_features", {}
+
+    def features(self, x: Array, positions: Array) -> Array:
+        """`x + 1` above 0 and `exp(x)` below, which unlike elu(x) + 1 keeps its digits."""
+        return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Relu(FeatureMap):
+    """`φ(x) = max(x, 0) + offset`."""
+
+    offset: float | int = static(default=0.0)
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "relu_features", {"offset": self.offset or None}
+
+    def features(self, x: Array, positions: Array) -> Array:
+        """The positive part."""
+        return jax.nn.relu(x) + self.offset
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Cosine(FeatureMap):
+    """`φ(x, p) = [max(x, 0) cos a, max(x, 0) sin a]`, `a = π p / 2M`."""
+
+    max_length: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"cosine_features({self.max_length})"
+
+    def check(self, depth: int, length: int) -> None:
+        """The greatest distance must stay below M, where the cosine turns negative."""
+        if length > self.max_length:
+            raise ValueError(
+                f"cosine_features(max_length={self.max_length}) is too short for length {length}"
+            )
+
+    def features(self, x: Array, positions: Array) -> Array:
+        """2H features; NaN at positions of `max_length` and beyond."""
+        angle = positions.astype(x.dtype) * (math.pi / (2 * self.max_length))
+        # A state can carry positions past M, which is known only when running.
+        angle = jnp.where(positions < self.max_length, angle, jnp.nan)
+        angle = angle.reshape((1,) * (x.ndim - 2) + (-1, 1))
+        x = jax.nn.relu(x)
+        return jnp.concatenate([x * jnp.cos(angle), x * jnp.sin(angle)], axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Favor(FeatureMap):
+    """`φ(x) = exp(w_i · x̃ - |x̃|² / 2)`, `x̃ = x / H^¼`, for each row w_i of the projection.
+
+    Attributes:
+        projection: `[F, H]`.
+        orthogonal: whether `redraw` draws orthogonal rows.
+    """
+
+    projection: Any
+    orthogonal: bool = static(default=True)
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "favor_features", {"projection": self.projection}
+
+    def redraw(self, key: Any) -> "Favor":
+        """A map of the same size with new random features, drawn from the PRNG key."""
+        num_features, depth = self.projection.shape
+        projection = draw_projection(key, num_features, depth, self.orthogonal)
+        return Favor(projection.astype(self.projection.dtype), self.orthogonal)
+
+    def check(self, depth: int, length: int) -> None:
+        """The projection is made for one depth."""
+        if self.projection.shape[-1] != depth:
+            raise ValueError(
+                f"favor_features were drawn for depth {self.projection.shape[-1]}, but query and "
+                f"key have depth {depth} (H)"
+            )
+
+    def _exponent(self, x: Array) -> tuple[Array, Array]:
+        x = x * (max(x.shape[-1], 1) ** -0.25)
+        products = jnp.matmul(x, jnp.asarray(self.projection).astype(x.dtype).T)
+        exponent = products - jnp.sum(x * x, axis=-1, keepdims=True) / 2
+        top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
+        return exponent, top
+
+    def query(self, x: Array, positions: Array) -> Array:
+        """The largest feature of each row is 1."""
+        exponent, top = self._exponent(x)
+        return jnp.exp(exponent - top)
+
+    def key(self, x: Array, positions: Array) -> tuple[Array, Array]:
+        """The largest feature of each row is 1, and the logarithm of its factor."""
+        exponent, top = self._exponent(x)
+        return jnp.exp(exponent - top), top[..., 0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Custom(FeatureMap):
+    """A function of the last axis."""
+
+    function: Any  # a jax.tree_util.Partial: the function is static, its arguments are leaves
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "feature_map", {"f": self.function.func}
+
+    def features(self, x: Array, positions: Array) -> Array:
+        """Calls the function and checks what it returns."""
+        y = self.function(x)
+        check_floating("feature_map(x)", as_array("feature_map(x)", y))
+        if y.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"feature_map(x) must be [..., F] for x [..., H] = {list(x.shape)}, "
+                f"got {list(y.shape)}"
+            )
+        return y.astype(x.dtype)
+
+
+def as_feature_map(feature_map: Any) -> FeatureMap:
+    """A feature map for whatever may stand for one."""
+    if feature_map is None:
+        return Elu()
+    if isinstance(feature_map, FeatureMap):
+        return feature_map
+    if not callable(feature_map):
+        raise TypeError(
+            "feature_map must be a feature map such as subquadratic.elu_features(), or a function "
+            f"[..., H] -> [..., F], got {type(feature_map).__name__}"
+        )
+    partial = isinstance(feature_map, jax.tree_util.Partial)
+    return Custom(feature_map if partial else jax.tree_util.Partial(feature_map))
+
+
+def elu_features() -> FeatureMap:
+    """`φ(x) = elu(x) + 1`: H positive features, cheap and without randomness.
+
+    Returns:
+        A feature map.
+
+    References:
+        Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with
+        Linear Attention", arXiv:2006.16236, eq. 7.
+    """
+    return Elu()
+
+
+def relu_features(offset: float | int = 0.0) -> FeatureMap:
+    """`φ(x) = max(x, 0) + offset`: H features, many of them 0.
+
+    Args:
+        offset: what is added, at least 0. With 0 a query may share no feature with any key, and
+            then its output is 0.
+
+    Returns:
+        A feature map.
+
+    Raises:
+        ValueError: a negative offset.
+
+    References:
+        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794, §4.2
+        (Performer-ReLU, with an offset of 0.001 in the authors' code).
+    """
+    if not offset >= 0:
+        raise ValueError(f"offset must be at least 0, got {offset}")
+    return Relu(float(offset))
+
+
+def cosine_features(max_length: int) -> FeatureMap:
+    """Features whose product decays with the distance, `φ(q) · φ(k) = relu(q) · relu(k) cos(a)`.
+
+        φ(x, p) = [relu(x) cos a_p, relu(x) sin a_p],   a_p = π p / 2M
+
+    Args:
+        max_length: M, positive; positions must stay below it, so that no cosine is negative.
+
+    Returns:
+        A feature map with 2H features.
+
+    References:
+        Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", arXiv:2202.08791, eq. 10.
+    """
+    return Cosine(check_count("max_length", max_length, 1))
+
+
+def favor_features(
+    key: Any, depth: int, num_features: int, *, orthogonal: bool = True
+) -> FeatureMap:
+    """Positive random features, whose mean product is the softmax kernel `exp(q · k / √H)`.
+
+        φ(x)_i = exp(w_i · x̃ - |x̃|² / 2),   x̃ = x / H^¼,   w_i ~ N(0, I)
+
+    The error falls with the root of their number and grows like `exp(|q̃ + k̃|²)` with the norms.
+    Exponents are taken relative to a row's largest, so that no norm makes all features vanish.
+
+    Args:
+        key: a PRNG key.
+        depth: H, the depth of one head.
+        num_features: F, how many.
+        orthogonal: whether rows of the projection are orthogonal in runs of H, which never has
+            more variance; their norms are those of independent rows.
+
+    Returns:
+        A feature map; its `projection [F, H]` is a leaf, and `redraw(key)` draws it anew.
+
+    References:
+        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794, eq. 7
+        (positive features), Lemma 2 (their variance), §3.3 (orthogonal rows).
+    """
+    depth = check_count("depth", depth, 1)
+    num_features = check_count("num_features", num_features, 1)
+    return Favor(draw_projection(key, num_features, depth, orthogonal), orthogonal)
+
+
+def draw_projection(key: Any, num_features: int, depth: int, orthogonal: bool) -> Array:
+    """Gaussian rows `[F, H]`; orthogonal ones in runs of H, with the norms of independent ones."""
+    if not orthogonal:
+        return jax.random.normal(key, (num_features, depth), jnp.float32)
+    directions, lengths = jax.random.split(key)
+    runs = -(-num_features // depth)
+    square = jax.random.normal(directions, (runs, depth, depth), jnp.float32)
+    q, r = jnp.linalg.qr(square)
+    # QR fixes the signs of R; with those of a Gaussian matrix the rotation is uniform.
+    rows = jnp.swapaxes(q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[:, None, :], -1, -2)
+    norms = jnp.linalg.norm(jax.random.normal(lengths, (runs * depth, depth), jnp.float32), axis=-1)
+    return (rows.reshape(-1, depth) * norms[:, None])[:num_features]
+
+
+# What a caller may give for a feature map. Only documented here: `as_feature_map` refuses the rest.
+Features = Annotated[Any, FeatureMap | Callable[[Array], Array] | None]

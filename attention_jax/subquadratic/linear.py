@@ -1,0 +1,339 @@
+"""Linear attention: feature maps in place of the softmax, sums in place of pairs."""
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import Key, MaskLike, Query, Value
+from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.record import Record
+from attention_jax.masks.mask import Mask
+from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
+from attention_jax.subquadratic.problem import Problem, canonical, finish, group, spoiled_rows
+from attention_jax.subquadratic.recurrence import (
+    LOWEST,
+    Keys,
+    Sums,
+    absorb_in_order,
+    aligned,
+    chunks,
+    read,
+    steps,
+    together,
+)
+from attention_jax.subquadratic.visibility import mask_object
+
+FORMS = ("chunked", "parallel", "recurrent")
+_CHUNK = 128
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class LinearState(Record):
+    """All that linear attention remembers of the keys and values it has met.
+
+    Its size does not depend on how many they were. Sums are relative to `exp(shift)`.
+
+    Attributes:
+        numerator: `Σ_s φ(k_s) v_sᵀ`, `[*B, K, F, V]`, float32 at least.
+        denominator: `Σ_s φ(k_s)`, `[*B, K, F]`.
+        shift: `[*B, K]`, the logarithm of what both are divided by.
+        index: int32 scalar, how many positions went by.
+    """
+
+    numerator: Any
+    denominator: Any
+    shift: Any
+    index: Any
+
+    @classmethod
+    def init(
+        cls,
+        batch: int | tuple[int, ...],
+        heads: int,
+        features: int,
+        depth: int,
+        dtype: Any = jnp.float32,
+    ) -> "LinearState":
+        """The state before the first token.
+
+        Args:
+            batch: `*B`, one size or a tuple.
+            heads: K, key/value heads.
+            features: F, what the feature map makes of a key.
+            depth: V, depth of a value.
+            dtype: of the sums, float32 or float64.
+        """
+        lead = (*((batch,) if isinstance(batch, int) else batch), heads)
+        return cls(
+            jnp.zeros((*lead, features, depth), dtype),
+            jnp.zeros((*lead, features), dtype),
+            jnp.full(lead, LOWEST, dtype),
+            jnp.zeros((), jnp.int32),
+        )
+
+
+def linear_attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    feature_map: Features = None,
+    mask: Mask | MaskLike | None = None,
+    form: str | None = None,
+    chunk_size: int | None = None,
+) -> Float[Array, "*B T N V"]:
+    """Attention whose weights are products of features, in O(T + S) time and memory.
+
+        out_t = Σ_s (φ(q_t) · φ(k_s)) v_s / Σ_s φ(q_t) · φ(k_s)   over the s that t sees
+
+    Args:
+        query: `[*B, T, N, H]`, floating.
+        key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
+        value: `[*B, S, K, V]`.
+        feature_map: φ, `elu_features()` by default; or a function `[..., H] -> [..., F]`.
+        mask: causal order and padding: `causal()`, `padding(...)`, `prefix(n)`, a bool array of
+            keys `[*B, N, 1, S]` or of queries `[*B, N, T, 1]`, or several joined by `&`. What is
+            hidden is left out of both sums, after the feature map.
+        form: the order of the additions. "chunked": pairs inside a chunk, sums before it.
+            "parallel": all pairs, O(T·S). "recurrent": one token after another, which saves one
+            state a token when differentiated. None is "chunked".
+        chunk_size: tokens in a chunk, for "chunked" alone; None picks.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype; sums in float32 at least. A query that sees nothing,
+        or shares no feature with what it sees, gets 0.
+
+    Raises:
+        TypeError: a wrong kind of argument.
+        ValueError: sizes that do not fit, a form that is unknown, a mask that is more than causal
+            order and padding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> x = jnp.ones((2, 300, 4, 8))
+        >>> aj.subquadratic.linear_attention(x, x, x, mask=aj.masks.causal()).shape
+        (2, 300, 4, 8)
+
+    References:
+        Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with
+        Linear Attention", arXiv:2006.16236, eq. 5 (parallel), eq. 9 (causal), eq. 18 (recurrent).
+        Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, §3.3 (chunks).
+    """
+    return linear_attention_with_state(
+        query,
+        key,
+        value,
+        feature_map=feature_map,
+        mask=mask,
+        form=form,
+        chunk_size=chunk_size,
+    )[0]
+
+
+def linear_attention_with_state(
+    query: Query,
+    key: Key,
+    value: Value,
+    state: Any = None,
+    *,
+    feature_map: Features = None,
+    mask: Mask | MaskLike | None = None,
+    form: str | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Float[Array, "*B T N V"], LinearState]:
+    """`linear_attention` of one part of a sequence: state in, state out.
+
+    Every query sees all that is in the state, and of this part what the mask lets it see. One call
+    on a whole causal sequence equals calls on its parts that hand the state on.
+
+    Args:
+        query: as in `linear_attention`, and so are the others.
+        key: see `linear_attention`.
+        value: see `linear_attention`.
+        state: what went before; None is nothing.
+        feature_map: see `linear_attention`; the same in every part.
+        mask: see `linear_attention`; it speaks of this part alone.
+        form: see `linear_attention`.
+        chunk_size: see `linear_attention`.
+
+    Returns:
+        The output, and the state with all seen keys of this part in it.
+    """
+    if form is not None and form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(map(repr, FORMS))}, got {form!r}")
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size, 1)
+        if form not in (None, "chunked"):
+            raise ValueError(f"form {form!r} takes no chunk_size")
+    if state is not None and not isinstance(state, LinearState):
+        raise TypeError(f"state must be a LinearState, got {type(state).__name__}")
+    mask = mask_object(mask)
+    chosen = as_feature_map(feature_map)
+    arrays = (as_array(*pair) for pair in (("query", query), ("key", key), ("value", value)))
+    return _run(*arrays, state, mask, chosen, form or "chunked", chunk_size)
+
+
+def linear_attention_step(
+    query: Annotated[Any, Float[Array, "*B N H"]],
+    key: Annotated[Any, Float[Array, "*B K H"]],
+    value: Annotated[Any, Float[Array, "*B K V"]],
+    state: Any = None,
+    *,
+    feature_map: Features = None,
+) -> tuple[Float[Array, "*B N V"], LinearState]:
+    """One token of causal linear attention: what decoding does, in time that never grows.
+
+        state ← state + (φ(k) vᵀ, φ(k)),   out = φ(q) · state
+
+    Args:
+        query: `[*B, N, H]`, of one token.
+        key: `[*B, K, H]`.
+        value: `[*B, K, V]`.
+        state: what went before; None is nothing.
+        feature_map: see `linear_attention`.
+
+    Returns:
+        `[*B, N, V]`, and the state with this token in it.
+    """
+
+    def token(name: str, x: Any) -> Array:
+        if as_array(name, x).ndim < 2:
+            raise ValueError(f"{name} must be [*B, heads, depth] of one token, got {list(x.shape)}")
+        return jnp.expand_dims(x, -3)
+
+    out, state = linear_attention_with_state(
+        token("query", query),
+        token("key", key),
+        token("value", value),
+        state,
+        feature_map=feature_map,
+    )
+    return out[..., 0, :, :], state
+
+
+@functools.partial(jax.jit, static_argnames=("form", "chunk_size"))
+def _run(
+    query: Any,
+    key: Any,
+    value: Any,
+    state: LinearState | None,
+    mask: Mask | None,
+    feature_map: FeatureMap,
+    form: str,
+    chunk_size: int | None,
+) -> tuple[Array, LinearState]:
+    problem = canonical("linear_attention", query, key, value, mask)
+    layout, see = problem.layout, problem.see
+    feature_map.check(layout.H, max(see.start + layout.T, layout.S))
+    index = jnp.zeros((), jnp.int32) if state is None else state.index
+    queries = feature_map.query(
+        problem.query, index + np.int32(see.start) + jnp.arange(layout.T, dtype=jnp.int32)
+    )
+    # Any factor of a row goes out again with the normaliser: tiny features become ordinary ones.
+    top = jax.lax.stop_gradient(jnp.max(jnp.abs(queries), axis=-1, keepdims=True, initial=0))
+    queries = group(queries / jnp.where(top > 0, top, 1), problem.kv_heads)
+    keys = _keys(problem, feature_map, index + jnp.arange(layout.S, dtype=jnp.int32))
+    if queries.shape[-1] != keys.features.shape[-1]:
+        raise ValueError(
+            f"feature_map gives {queries.shape[-1]} features of a query and "
+            f"{keys.features.shape[-1]} of a key: they must match (F)"
+        )
+    numerator, denominator, sums = _add(
+        queries, keys, _sums(problem, keys, state), see.offset, form, chunk_size
+    )
+    out, sees = _divide(numerator, denominator)
+    heads = (out.shape[0], layout.N)
+    out = finish(
+        problem,
+        out.reshape(*heads, *out.shape[3:]),
+        spoiled_rows(problem),
+        sees.reshape(*heads, layout.T),
+    )
+    return out, _state(problem, sums, index)
+
+
+def _keys(problem: Problem, feature_map: FeatureMap, positions: Array) -> Keys:
+    """Keys with nothing where they are hidden: padding comes after the feature map."""
+    features, scale = feature_map.key(problem.key, positions)
+    usable = ~problem.bad_key
+    if problem.seen is not None:
+        usable = usable & problem.seen
+    features = jnp.where(usable[..., None], features, 0)
+    if scale is not None:
+        scale = jax.lax.stop_gradient(jnp.where(usable, scale, LOWEST))
+    return Keys(features, problem.value, scale)
+
+
+def _add(
+    queries: Array, keys: Keys, sums: Sums, offset: int | None, form: str, chunk_size: int | None
+) -> tuple[Array, Array, Sums]:
+    T, S = queries.shape[3], keys.features.shape[2]
+    size = {"parallel": max(S, 1), "recurrent": 1}.get(form, chunk_size or _CHUNK)
+    if form == "parallel":
+        visible = None
+        if offset is not None:
+            visible = np.arange(S) <= np.arange(T)[:, None] + offset
+        return *together(queries, keys, sums, visible), absorb_in_order(sums, keys, size)
+    if offset is None or T == 0:
+        whole = form == "chunked" and chunk_size is None
+        sums = absorb_in_order(sums, keys, max(S, 1) if whole else size)
+        return *read(queries, sums), sums
+    before, beside, after = aligned(keys, T, offset)
+    sums = absorb_in_order(sums, before, size)
+    if form == "recurrent":
+        numerator, denominator, sums = steps(queries, beside, sums)
+    else:
+        numerator, denominator, sums = chunks(queries, beside, sums, size)
+    return numerator, denominator, absorb_in_order(sums, after, size)
+
+
+def _divide(numerator: Array, denominator: Array) -> tuple[Array, Array]:
+    """The quotient, 0 where the denominator is, and where it is not."""
+    sees = denominator != 0
+    # Against its own size the denominator is 1: its square, in the derivative, stays in range.
+    scale = jax.lax.stop_gradient(jnp.where(sees, denominator, 1))
+    out = (numerator / scale[..., None]) / jnp.where(sees, denominator / scale, 1)[..., None]
+    return jnp.where(sees[..., None], out, 0), sees
+
+
+def _sums(problem: Problem, keys: Keys, state: LinearState | None) -> Sums:
+    """The sums to start from, `[B, K, ...]`."""
+    B, K = problem.key.shape[:2]
+    F, V = keys.features.shape[-1], problem.layout.V
+    dtype = keys.features.dtype
+    if state is None:
+        state = LinearState.init(B, K, F, V, dtype)
+    else:
+        wanted = (*problem.layout.batch, K, F, V)
+        if tuple(state.numerator.shape) != wanted:
+            raise ValueError(
+                f"state.numerator has shape {list(state.numerator.shape)} but must be "
+                f"[*B, K, F, V] = {list(wanted)}"
+            )
+    return Sums(
+        jnp.asarray(state.numerator).astype(dtype).reshape(B, K, F, V),
+        jnp.asarray(state.denominator).astype(dtype).reshape(B, K, F),
+        jnp.asarray(state.shift).astype(dtype).reshape(B, K),
+    )
+
+
+def _state(problem: Problem, sums: Sums, index: Array) -> LinearState:
+    """The state to hand on; what was not finite stays loud in it."""
+    bad_key = jnp.any(problem.bad_key, axis=2)[..., None]
+    bad = jnp.any(problem.bad_value, axis=2) | bad_key
+    lead = (*problem.layout.batch, sums.shift.shape[1])
+    numerator = jnp.where(bad[:, :, None, :], jnp.nan, sums.numerator)
+    denominator = jnp.where(bad_key, jnp.nan, sums.denominator)
+    return LinearState(
+        numerator.reshape(*lead, *numerator.shape[2:]),
+        denominator.reshape(*lead, *denominator.shape[2:]),
+        sums.shift.reshape(lead),
+        index + np.int32(problem.layout.S),
+    )

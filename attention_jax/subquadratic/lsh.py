@@ -1,0 +1,266 @@
+"""LSH attention: a token looks at the tokens that hash like it, found by sorting."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import MaskLike, Query, Value
+from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.numerics import safe_normalize
+from attention_jax.masks.mask import Mask
+from attention_jax.softmax import log_sum_exp
+from attention_jax.subquadratic.few import scaled
+from attention_jax.subquadratic.problem import Problem, Weighed, canonical, finish, nothing, weigh
+from attention_jax.subquadratic.visibility import mask_object
+
+# Tokens in a bucket that `num_buckets=None` aims at.
+_BUCKET = 64
+
+
+def lsh_attention(
+    query: Query,
+    value: Value,
+    hash_key: Any,
+    *,
+    num_buckets: int | None = None,
+    num_rounds: int = 1,
+    window: int | None = None,
+    normalize_keys: bool = True,
+    mask: Mask | MaskLike | None = None,
+    scale: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Attention with shared queries and keys inside buckets of a random hash, O(T log T).
+
+        out_t = Σ_{s in P_t} softmax_s(scale · q_t · k_s) v_s,   k_s = q_s / |q_s|
+
+    A bucket is the nearest of some random directions. P_t holds the tokens that in some round fall
+    into t's bucket, no further from t than `window` of the bucket's own, without t itself: it is
+    there only where nothing else is, with weight 1.
+
+    Chunks are only how this is computed. In Reformer they say who sees whom, so that a later token
+    moves the borders and with them what an earlier one sees; here causal order holds strictly.
+
+    Args:
+        query: queries, and keys too, `[*B, T, N, H]`, floating.
+        value: `[*B, T, K, V]`; query head n uses value head n // (N // K).
+        hash_key: a PRNG key, for the hash of each head and round.
+        num_buckets: 1 or an even number; None makes buckets of about 64 tokens.
+        num_rounds: hashes, at least 1. P_t is the union of the rounds', and each pair counts once.
+        window: tokens of the same bucket that are seen on each side, at least 1; None is twice the
+            mean size of a bucket, and so everybody where there is one bucket.
+        normalize_keys: whether keys have length 1, as in Reformer; else they are the queries.
+        mask: causal order and padding, as in `linear_attention`; T = S. A hidden token is nobody's
+            key and takes no place in a window.
+        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype; a query that sees nothing, not even itself, gets 0.
+
+    Raises:
+        TypeError: a wrong kind of argument.
+        ValueError: sizes that do not fit, an odd number of buckets above 1, or a mask that is more
+            than causal order and padding.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> x = jax.random.normal(jax.random.key(0), (2, 300, 4, 8))
+        >>> aj.subquadratic.lsh_attention(x, x, jax.random.key(1), num_buckets=8).shape
+        (2, 300, 4, 8)
+
+    References:
+        Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451,
+        eq. 3-7 (buckets, self-exclusion, rounds), §2 (hashing and sorting).
+        Andoni et al. 2015, "Practical and Optimal LSH for Angular Distance", arXiv:1509.02897, §3.
+    """
+    mask = mask_object(mask)
+    query, value = as_array("query", query), as_array("value", value)
+    if num_buckets is not None:
+        check_count("num_buckets", num_buckets, 1)
+        if num_buckets > 1 and num_buckets % 2:
+            raise ValueError(f"num_buckets must be 1 or even, got {num_buckets}")
+    check_count("num_rounds", num_rounds, 1)
+    if window is not None:
+        check_count("window", window, 1)
+    sizes = (num_buckets, num_rounds, window)
+    return _run(query, value, hash_key, mask, scale, *sizes, normalize_keys)
+
+
+class Order(NamedTuple):
+    """One round's sorting of the tokens, for each head.
+
+    Attributes:
+        bucket: int32 `[B, N, T]`.
+        place: int32 `[B, N, T]`, where each token stands once sorted by bucket; in a bucket those
+            that may be seen come first, each kind by index.
+    """
+
+    bucket: Array
+    place: Array
+
+
+@functools.partial(
+    jax.jit, static_argnames=("num_buckets", "num_rounds", "window", "normalize_keys")
+)
+def _run(
+    query: Any,
+    value: Any,
+    hash_key: Any,
+    mask: Any,
+    scale: Any,
+    num_buckets: int | None,
+    num_rounds: int,
+    window: int | None,
+    normalize_keys: bool,
+) -> Array:
+    key = query
+    heads = query.shape[-2] if query.ndim > 2 else 0
+    if value.ndim > 2 and 0 < value.shape[-2] < heads and heads % value.shape[-2] == 0:
+        value = jnp.repeat(jnp.asarray(value), heads // value.shape[-2], axis=-2)
+    problem = canonical("lsh_attention", query, key, value, mask)
+    empty = nothing(problem)
+    if empty is not None:
+        return empty
+    T = problem.layout.T
+    if num_buckets is None:
+        num_buckets = max(1, 2 * round(T / _BUCKET / 2))
+    if window is None:
+        window = 2 * -(-T // num_buckets)
+    window = min(window, T)
+    orders = _orders(problem, hash_key, num_buckets, num_rounds)
+    keys = safe_normalize(problem.query) if normalize_keys else problem.query
+    problem = problem._replace(query=scaled(problem.query, scale), key=keys)
+
+    def one(order: Order) -> Weighed:
+        return _round(problem, order, orders, window)
+
+    each = jax.lax.map(jax.checkpoint(one), orders) if num_rounds > 1 else one_of(one, orders)
+    outs, lses, loud = each
+    others, shares = log_sum_exp(lses, None, axis=0)
+    out = jnp.sum(jnp.where((shares > 0)[..., None], shares[..., None] * outs, 0), axis=0)
+    alone = others == -jnp.inf
+    sees_self = _sees_self(problem)
+    out = jnp.where((alone & sees_self)[..., None], problem.value, out)
+    spoiled = jnp.any(loud, axis=0) | ((alone & sees_self)[..., None] & problem.bad_value)
+    return finish(problem, out, spoiled, ~alone | sees_self)
+
+
+def one_of(function: Any, tree: Any) -> Any:
+    """`lax.map` over a single entry, without the loop."""
+    out = function(jax.tree.map(lambda x: x[0], tree))
+    return jax.tree.map(lambda x: x[None], out)
+
+
+def _sees_self(problem: Problem) -> Array:
+    """Which tokens may be seen by their own queries, bool `[B, N, T]`."""
+    index = jnp.arange(problem.layout.T, dtype=jnp.int32)
+    own = (problem.reach >= index)[None, None]
+    own = jnp.broadcast_to(own, problem.query.shape[:3])
+    return own if problem.seen is None else own & problem.seen
+
+
+def _orders(problem: Problem, hash_key: Any, num_buckets: int, num_rounds: int) -> Order:
+    """All rounds' orders, `[R, B, N, T]`."""
+    x = jax.lax.stop_gradient(problem.query)
+    B, N, T, H = x.shape
+    if num_buckets == 1:
+        bucket = jnp.zeros((num_rounds, B, N, T), jnp.int32)
+    else:
+        shape = (num_rounds, N, H, num_buckets // 2)
+        directions = jax.random.normal(hash_key, shape, jnp.float32).astype(x.dtype)
+        along = jnp.einsum("bnth,rnhd->rbntd", x, directions)
+        bucket = jnp.argmax(jnp.concatenate([along, -along], axis=-1), axis=-1).astype(jnp.int32)
+    kind = 2 * bucket
+    if problem.seen is not None:
+        kind = kind + jnp.where(problem.seen, 0, 1)[None]
+    index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), bucket.shape)
+    _, by_place = jax.lax.sort((kind, index), num_keys=2)
+    _, place = jax.lax.sort((by_place, index), num_keys=1)
+    return Order(bucket, place)
+
+
+def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighed:
+    """One round, `[B, N, T, ...]`, with its share of each pair."""
+    T = problem.layout.T
+    places = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), order.place.shape)
+    _, index = jax.lax.sort((order.place, places), num_keys=1)
+    chunks = -(-T // window)
+    # A later token is never seen: what stands behind in the order need not be looked at.
+    ahead = problem.see.offset is None or problem.see.offset > 0
+    sides = [] if chunks == 1 else [-1, 0, 1] if ahead else [-1, 0]
+
+    def sort(x: Array, axis: int = 2) -> Array:
+        at = index.reshape(index.shape + (1,) * (x.ndim - axis - 1))
+        return _chunk(jnp.take_along_axis(x, at, axis=axis), window, chunks)
+
+    def around(x: Array) -> Array:
+        """The chunks `[n, B, N, w, ...]` with their neighbours beside them on axis 3."""
+        if not sides:
+            return x
+        widths = [(1 if axis == 0 else 0,) * 2 for axis in range(x.ndim)]
+        x = jnp.pad(x, widths)
+        return jnp.concatenate([x[1 + s : 1 + s + chunks] for s in sides], axis=3)
+
+    shape = order.place.shape
+    seen = jnp.ones(shape, bool)
+    if problem.seen is not None:
+        seen = jnp.broadcast_to(problem.seen, shape)
+    per_round = jnp.moveaxis(jnp.stack([orders.bucket, orders.place], axis=-1), 0, -2)
+    tokens = {
+        "index": sort(jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), shape)),
+        "own": sort(jnp.stack([order.bucket, order.place], axis=-1)),
+    }
+    if orders.bucket.shape[0] > 1:
+        tokens["rounds"] = sort(per_round)
+    bad = problem.bad_value | problem.bad_key[..., None]
+    keys = {**tokens, "seen": sort(seen), "bad": sort(bad)}
+    keys |= {"key": sort(problem.key), "value": sort(problem.value)}
+    queries = {**tokens, "query": sort(problem.query)}
+    queries["reach"] = sort(jnp.broadcast_to(problem.reach, shape))
+    spoil = jnp.any(bad)
+
+    def chunk(parts: tuple[dict[str, Array], dict[str, Array]]) -> Weighed:
+        query, key = parts
+        logits = jnp.einsum("bnth,bnsh->bnts", query["query"], key["key"])
+        near = _meet(query["own"], key["own"], window)
+        if "rounds" in key:
+            met = _meet(query["rounds"], key["rounds"], window, rounds=True)
+            logits = logits - jnp.log(jnp.maximum(met, 1).astype(logits.dtype))
+        t, s = query["index"][..., :, None], key["index"][..., None, :]
+        visible = near & key["seen"][..., None, :] & (t != s) & (s <= query["reach"][..., None])
+        return weigh(logits, visible, key["value"], key["bad"], spoil)
+
+    parts = (queries, jax.tree.map(around, keys))
+    each = jax.lax.map(jax.checkpoint(chunk), parts) if chunks > 1 else one_of(chunk, parts)
+
+    def back(x: Array) -> Array:
+        """From chunks to the tokens' own order."""
+        x = jnp.moveaxis(x, 0, 2).reshape(*shape[:2], -1, *x.shape[4:])
+        at = order.place.reshape(shape + (1,) * (x.ndim - 3))
+        return jnp.take_along_axis(x, at, axis=2)
+
+    return jax.tree.map(back, each)
+
+
+def _chunk(x: Array, window: int, chunks: int) -> Array:
+    """`[B, N, T, ...]` as `[chunks, B, N, window, ...]`; what is added is seen by nobody."""
+    widths = [(0, chunks * window - x.shape[2] if axis == 2 else 0) for axis in range(x.ndim)]
+    x = jnp.pad(x, widths)
+    return jnp.moveaxis(x.reshape(*x.shape[:2], chunks, window, *x.shape[3:]), 2, 0)
+
+
+def _meet(query: Array, key: Array, window: int, *, rounds: bool = False) -> Array:
+    """Whether pairs of `[..., t, 2]` and `[..., s, 2]` meet; or of `[..., t, R, 2]`, how often."""
+    if rounds:
+        query, key = query[..., :, None, :, :], key[..., None, :, :, :]
+    else:
+        query, key = query[..., :, None, :], key[..., None, :, :]
+    same = query[..., 0] == key[..., 0]
+    near = jnp.abs(query[..., 1] - key[..., 1]) <= np.int32(window)
+    both = same & near
+    return jnp.sum(both, axis=-1, dtype=jnp.int32) if rounds else both

@@ -1,0 +1,155 @@
+"""Nyström attention: softmax through a few landmarks among the queries and the keys."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import Key, MaskLike, Query, Value
+from attention_jax._core.checks import as_array, check_count
+from attention_jax.masks.mask import Mask
+from attention_jax.softmax import log_sum_exp
+from attention_jax.subquadratic.few import attend_to_few, scaled
+from attention_jax.subquadratic.low_rank import refuse_order
+from attention_jax.subquadratic.problem import (
+    NEVER,
+    canonical,
+    finish,
+    nothing,
+    over_groups,
+    spoiled_rows,
+)
+from attention_jax.subquadratic.visibility import mask_object
+
+
+def nystrom_attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    num_landmarks: int = 64,
+    iterations: int = 6,
+    mask: Mask | MaskLike | None = None,
+    scale: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Softmax attention approximated through M landmarks, O((T + S)·M).
+
+        out = softmax(q k̃ᵀ) · softmax(q̃ k̃ᵀ)⁺ · softmax(q̃ kᵀ) v
+
+    Landmarks q̃ and k̃ are means over M runs of equal length; ⁺ is the pseudo-inverse, found by
+    iterating.
+
+    Args:
+        query: `[*B, T, N, H]`, floating.
+        key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
+        value: `[*B, S, K, V]`.
+        num_landmarks: M, at least 1. Where there are no more than M queries and keys each is its
+            own landmark, and the result is softmax attention up to the pseudo-inverse's error.
+        iterations: of the pseudo-inverse, at least 1. Each multiplies four M × M matrices.
+        mask: padding, as in `low_rank_attention`. Runs are over the keys that are seen, and over
+            the queries that see; where T = S, a query whose own key is hidden is padding too and
+            is in no landmark.
+        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype; a query that sees nothing gets 0.
+
+    Raises:
+        TypeError: a wrong kind of argument.
+        ValueError: sizes that do not fit, or a mask that is more than padding: a landmark holds
+            keys from everywhere, so causal order cannot be kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> x = jnp.ones((2, 40, 4, 8))
+        >>> aj.subquadratic.nystrom_attention(x, x, x, num_landmarks=6).shape
+        (2, 40, 4, 8)
+
+    References:
+        Xiong et al. 2021, "Nyströmformer: A Nyström-Based Algorithm for Approximating
+        Self-Attention", arXiv:2102.03902, eq. 13 (the product), eq. 14 (the pseudo-inverse).
+    """
+    mask = mask_object(mask)
+    num_landmarks = check_count("num_landmarks", num_landmarks, 1)
+    iterations = check_count("iterations", iterations, 1)
+    arrays = (as_array(*pair) for pair in (("query", query), ("key", key), ("value", value)))
+    return _run(*arrays, mask, scale, num_landmarks, iterations)
+
+
+@functools.partial(jax.jit, static_argnames=("num_landmarks", "iterations"))
+def _run(
+    query: Any, key: Any, value: Any, mask: Any, scale: Any, num_landmarks: int, iterations: int
+) -> Array:
+    problem = canonical("nystrom_attention", query, key, value, mask)
+    refuse_order("nystrom_attention", problem)
+    layout = problem.layout
+    empty = nothing(problem)
+    if empty is not None:
+        return empty
+    heads = layout.N
+    queries = scaled(problem.query, scale)
+    # A key that is not finite is seen by all: they are NaN in the end, whatever the landmarks are.
+    seen = problem.seen
+    if seen is None:
+        seen = jnp.ones((1, 1, layout.S), bool)
+    few_queries, asked = landmarks(queries, problem.usable, min(num_landmarks, layout.T))
+    few_keys, filled = landmarks(problem.key, seen, min(num_landmarks, layout.S))
+    few_keys, filled = over_groups(few_keys, heads), over_groups(filled, heads)
+    # Middle and right factor; a landmark that stands for nobody has a row and a column of zeros.
+    logits = jnp.einsum("bnlh,bnmh->bnlm", few_queries, few_keys)
+    both = jnp.broadcast_to(asked[..., :, None] & filled[..., None, :], logits.shape)
+    middle = log_sum_exp(logits, both)[1]
+    since = jnp.where(seen, 0, NEVER)
+    zero = jnp.zeros(few_queries.shape[2], jnp.int32)
+    right, _ = attend_to_few(few_queries, problem.key, problem.value, since, zero)
+    right = jnp.where(asked[..., None], right, 0)
+    values = jnp.matmul(pseudo_inverse(middle, iterations), right)
+    since = jnp.where(filled, 0, NEVER)
+    out, sees = attend_to_few(queries, few_keys, values, since, jnp.zeros_like(problem.reach))
+    return finish(problem, out, spoiled_rows(problem), sees)
+
+
+def landmarks(x: Array, valid: Array, count: int) -> tuple[Array, Array]:
+    """Means over `count` runs of equal length of the valid rows.
+
+    Args:
+        x: `[B, N, T, H]`.
+        valid: bool `[B or 1, 1 or N, T]`.
+        count: how many runs; where there are fewer valid rows, each is one, and the rest are empty.
+
+    Returns:
+        `[B, N, count, H]`, and bool `[B or 1, 1 or N, count]`, which runs have a member.
+    """
+    total = jnp.sum(valid, axis=-1, keepdims=True, dtype=jnp.int32)
+    rank = jnp.cumsum(valid, axis=-1, dtype=jnp.int32) - 1
+    run = rank * jnp.minimum(count, jnp.maximum(total, 1)) // jnp.maximum(total, 1)
+    member = (run[..., None] == jnp.arange(count, dtype=jnp.int32)[None, None, None]) & valid[
+        ..., None
+    ]
+    size = jnp.sum(member, axis=2, dtype=jnp.int32)
+    share = member.astype(x.dtype) / jnp.maximum(size, 1).astype(x.dtype)[:, :, None, :]
+    share = jnp.broadcast_to(share, (*x.shape[:3], count))
+    return jnp.einsum("bntm,bnth->bnmh", share, x), size > 0
+
+
+def pseudo_inverse(matrix: Array, iterations: int) -> Array:
+    """The pseudo-inverse of matrices `[..., L, M]` by an iteration of third order.
+
+    Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z))),   Z_0 = Aᵀ / (|A|_1 |A|_∞)
+    """
+    size = jnp.abs(matrix)
+    rows, columns = (jnp.max(jnp.sum(size, axis), axis=-1)[..., None, None] for axis in (-1, -2))
+    bound = rows * columns
+    z = jnp.swapaxes(matrix, -1, -2) / jnp.where(bound > 0, bound, 1)
+    one = jnp.eye(matrix.shape[-2], dtype=matrix.dtype)
+    one = one.reshape((1,) * (matrix.ndim - 2) + one.shape)
+
+    def body(_: Any, z: Array) -> Array:
+        product = jnp.matmul(matrix, z)
+        inner = 15 * one - jnp.matmul(product, 7 * one - product)
+        return jnp.matmul(z, 13 * one - jnp.matmul(product, inner)) / 4
+
+    return jax.lax.fori_loop(0, iterations, body, z)

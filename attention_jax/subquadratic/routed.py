@@ -1,0 +1,188 @@
+"""Routed attention: blocks of queries choose a few blocks of keys, and attend to them exactly."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import Key, MaskLike, Query, Value
+from attention_jax._core.checks import as_array, check_count
+from attention_jax.masks.mask import Mask
+from attention_jax.subquadratic.few import scaled
+from attention_jax.subquadratic.problem import (
+    Problem,
+    Weighed,
+    canonical,
+    finish,
+    group,
+    nothing,
+    over_groups,
+    weigh,
+)
+from attention_jax.subquadratic.visibility import mask_object
+
+
+def routed_attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    block_size: int = 64,
+    num_blocks: int = 4,
+    mask: Mask | MaskLike | None = None,
+    scale: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Softmax attention to the blocks of keys that suit each block of queries best.
+
+        chosen_i = top_k over j of  mean(queries of block i) · mean(keys of block j)
+        out_t = softmax(scale · q_t · k_s over s in the chosen blocks) v
+
+    O(T · num_blocks · block_size), and (T / block_size)² products to choose. The choice has no
+    gradient. With all blocks chosen this is softmax attention.
+
+    Args:
+        query: `[*B, T, N, H]`, floating.
+        key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
+        value: `[*B, S, K, V]`.
+        block_size: of queries and of keys, at least 1; the last block may be shorter.
+        num_blocks: k, blocks of keys for each block of queries, at least 1; all where there are
+            fewer.
+        mask: causal order and padding, as in `linear_attention`. Hidden keys are in no mean, nor
+            are the queries that see nothing; where T = S, a query whose own key is hidden is
+            padding too. In causal order a block's first query alone chooses, among blocks that lie
+            before it whole; the block it stands in is always chosen, and is one of the k.
+        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype; a query that sees nothing in its blocks gets 0.
+
+    Raises:
+        TypeError: a wrong kind of argument.
+        ValueError: sizes that do not fit, or a mask that is more than causal order and padding.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> x = jax.random.normal(jax.random.key(0), (2, 300, 4, 8))
+        >>> out = aj.subquadratic.routed_attention(x, x, x, block_size=32, num_blocks=10)
+        >>> bool(jnp.allclose(out, aj.attend(x, x, x), atol=1e-5))
+        True
+
+    References:
+        Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv:2502.13189,
+        eq. 5-6 (mean keys, top-k, the own block always); there each query chooses for itself.
+    """
+    mask = mask_object(mask)
+    block_size = check_count("block_size", block_size, 1)
+    num_blocks = check_count("num_blocks", num_blocks, 1)
+    arrays = (as_array(*pair) for pair in (("query", query), ("key", key), ("value", value)))
+    return _run(*arrays, mask, scale, block_size, num_blocks)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "num_blocks"))
+def _run(
+    query: Any, key: Any, value: Any, mask: Any, scale: Any, block_size: int, num_blocks: int
+) -> Array:
+    problem = canonical("routed_attention", query, key, value, mask)
+    empty = nothing(problem)
+    if empty is not None:
+        return empty
+    T, S = problem.layout.T, problem.layout.S
+    offset = problem.see.offset
+    # Blocks of keys begin where blocks of queries do, so that each query block stands in one.
+    front = 0 if offset is None else -offset % block_size
+    B, K = problem.key.shape[:2]
+
+    def blocks(x: Array, front: int = 0) -> Array:
+        widths = [(0, 0)] * x.ndim
+        widths[2] = (front, -(front + x.shape[2]) % block_size)
+        x = jnp.pad(x, widths)
+        return x.reshape(*x.shape[:2], -1, block_size, *x.shape[3:])
+
+    seen = jnp.ones((1, 1, S), bool) if problem.seen is None else problem.seen
+    seen = blocks(jnp.broadcast_to(seen, (B, K, S)), front)
+    keys, values = blocks(problem.key, front), blocks(problem.value, front)
+    bad = blocks(problem.bad_value | problem.bad_key[..., None], front)
+    queries = blocks(scaled(problem.query, scale))
+    chosen, valid = choose(problem, queries, keys, seen, num_blocks, front)
+    nT, k = chosen.shape[2:]
+    at = group(chosen, K).reshape(B, K, -1)
+
+    def gather(x: Array) -> Array:
+        """The chosen blocks of keys, `[nT, B, N, k · block_size, ...]`."""
+        lead = at.reshape(*at.shape, *(1,) * (x.ndim - 3))
+        x = jnp.take_along_axis(x, lead, axis=2)
+        x = x.reshape(B, -1, nT, k * block_size, *x.shape[4:])
+        return jnp.moveaxis(x, 2, 0)
+
+    inside = np.arange(block_size, dtype=np.int32).reshape(1, 1, 1, 1, -1)
+    index = chosen[..., None] * block_size + inside - front
+    index = jnp.moveaxis(index.reshape(*index.shape[:3], -1), 2, 0)
+    valid = jnp.moveaxis(jnp.repeat(valid, block_size, axis=-1), 2, 0)
+    reach = jnp.pad(problem.reach, (0, -T % block_size)).reshape(nT, 1, 1, block_size, 1)
+    spoil = jnp.any(bad)
+
+    def block(parts: Any) -> Weighed:
+        query, key, value, bad, seen, index, reach = parts
+        logits = jnp.einsum("bnth,bnsh->bnts", query, key)
+        visible = seen[..., None, :] & (index[..., None, :] <= reach)
+        return weigh(logits, visible, value, bad, spoil)
+
+    parts = (jnp.moveaxis(queries, 2, 0), gather(keys), gather(values), gather(bad))
+    parts = (*parts, gather(seen) & valid, index, reach)
+
+    def whole(x: Array) -> Array:
+        return jnp.moveaxis(x, 0, 2).reshape(*queries.shape[:2], -1, *x.shape[4:])[:, :, :T]
+
+    out, lse, loud = jax.tree.map(whole, jax.lax.map(jax.checkpoint(block), parts))
+    return finish(problem, out, loud, lse != -jnp.inf)
+
+
+def choose(
+    problem: Problem, queries: Array, keys: Array, seen: Array, num_blocks: int, front: int
+) -> tuple[Array, Array]:
+    """The blocks of keys for each block of queries.
+
+    Args:
+        problem: the call.
+        queries: `[B, N, nT, size, H]`.
+        keys: `[B, K, nS, size, H]`.
+        seen: bool `[B, K, nS, size]`.
+        num_blocks: how many.
+        front: keys that were added in front.
+
+    Returns:
+        Indices int32 `[B, N, nT, k]`, and which of them hold something to see.
+    """
+    size = queries.shape[3]
+    nT, nS = queries.shape[2], keys.shape[2]
+    usable = jnp.pad(problem.usable, ((0, 0), (0, 0), (0, -problem.layout.T % size)))
+    usable = usable.reshape(*queries.shape[:4])
+    offset = problem.see.offset
+    if offset is not None:
+        usable = usable & (jnp.arange(size) == 0).reshape(1, 1, 1, size)
+    N = problem.layout.N
+    scores = jnp.einsum(
+        "bnih,bnjh->bnij", _means(queries, usable), over_groups(_means(keys, seen), N)
+    )
+    scores = jax.lax.stop_gradient(scores)
+    some = over_groups(jnp.any(seen, axis=-1), N)[:, :, None, :]
+    if offset is not None:
+        own = np.arange(nT)[:, None] + (offset + front) // size
+        others = np.arange(nS)
+        before, beside = others < own, others == own
+        some = some & before[None, None] | jnp.broadcast_to(beside, scores.shape)
+        scores = jnp.where(beside[None, None], jnp.inf, scores)
+    scores = jnp.where(some, scores, -jnp.inf)
+    best, chosen = jax.lax.top_k(scores, min(num_blocks, nS))
+    return chosen.astype(jnp.int32), best > -jnp.inf
+
+
+def _means(x: Array, valid: Array) -> Array:
+    """The mean of each block's valid rows, 0 where there are none."""
+    count = jnp.maximum(jnp.sum(valid, axis=-1, dtype=jnp.int32), 1).astype(x.dtype)
+    return jnp.sum(jnp.where(valid[..., None], x, 0), axis=-2) / count[..., None]

@@ -1,0 +1,108 @@
+"""Who may look, for methods that never form a pair: causal order and padding, and nothing else.
+
+    query t sees key s  where  s <= t + offset,  key s is real,  query t is real
+
+A method that sums keys before a query meets them cannot leave one out for one query and keep it
+for another. So a mask is read as what it says of keys alone, of queries alone, and of order; a mask
+that says more is refused.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.checks import as_array
+from attention_jax._core.term import check_pairs
+from attention_jax.masks.data import FromArray, Padding, from_array
+from attention_jax.masks.mask import And, Lengths, Mask
+from attention_jax.masks.patterns import Causal, Prefix, Window
+
+
+class Visibility(NamedTuple):
+    """What a mask says, taken apart.
+
+    Attributes:
+        key: bool `[B, 1 or N, S]`, which keys may be seen; None is all.
+        query: bool `[B, 1 or N, T]`, which queries may see; None is all.
+        offset: query t sees keys s <= t + offset; None is no order.
+        start: the position of query 0 where key 0 stands at 0.
+    """
+
+    key: Array | None
+    query: Array | None
+    offset: int | None
+    start: int
+
+
+def mask_object(mask: Any) -> Mask | None:
+    """A mask object for whatever may stand for a mask; a TypeError where nothing can."""
+    return mask if mask is None or isinstance(mask, Mask) else from_array(as_array("mask", mask))
+
+
+def visibility(name: str, mask: Mask | None, layout: Layout) -> Visibility:
+    """Takes a mask apart for the method `name`.
+
+    Args:
+        name: the public function, for the message.
+        mask: a mask object or None.
+        layout: the sizes of the problem.
+
+    Raises:
+        ValueError: a mask that is more than causal order and padding, or does not fit.
+    """
+    lengths = Lengths(layout.T, layout.S)
+    keys, queries, offsets, start = [], [], [], 0
+    for part in _conjunction(mask):
+        match part:
+            case Causal(align="end"):
+                start = layout.S - layout.T
+                offsets.append(start)
+            case Causal():
+                offsets.append(0)
+            case Window(left=None, right=right):
+                offsets += [] if right is None else [right]
+            case Padding():
+                sides = part.prepare(lengths)
+                keys.append(sides.key)
+                queries += [] if isinstance(sides.query, tuple) else [sides.query]
+            case Prefix(length=length):
+                keys.append(np.arange(layout.S) < length)
+            case FromArray(array=array) if array.shape[-2] == 1:
+                keys.append(array[..., 0, :])
+            case FromArray(array=array) if array.shape[-1] == 1:
+                queries.append(array[..., 0])
+            case _:
+                raise ValueError(
+                    f"{name} honours causal order and padding, and cannot honour {part!r}: a mask "
+                    "may be causal(), padding(...), prefix(n), a bool array [*B, N, 1, S] of keys "
+                    "or [*B, N, T, 1] of queries, or several of them joined by &; for any other "
+                    "use attend"
+                )
+    key = _flags(keys, layout, layout.S, pair_axis=-2)
+    query = _flags(queries, layout, layout.T, pair_axis=-1)
+    return Visibility(key, query, min(offsets, default=None), start)
+
+
+def _conjunction(mask: Mask | None) -> Iterator[Mask]:
+    if isinstance(mask, And):
+        yield from _conjunction(mask.first)
+        yield from _conjunction(mask.second)
+    elif mask is not None:
+        yield mask
+
+
+def _flags(given: list[Any], layout: Layout, length: int, *, pair_axis: int) -> Array | None:
+    """All the flags at once, `[B, 1 or N, length]`; in a mask of pairs `pair_axis` is of size 1."""
+    together = None
+    for flags in given:
+        check_pairs("mask", jnp.expand_dims(flags, pair_axis), layout)
+        rank = len(layout.batch) + 2
+        flags = jnp.asarray(flags).reshape((1,) * (rank - flags.ndim) + flags.shape)
+        heads = flags.shape[-2]
+        flags = jnp.broadcast_to(flags, (*layout.batch, heads, length))
+        flags = flags.reshape(int(np.prod(layout.batch)), heads, length)
+        together = flags if together is None else together & flags
+    return together

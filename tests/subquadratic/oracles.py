@@ -1,0 +1,175 @@
+"""Every family in float64 NumPy, one query at a time."""
+
+import math
+
+import numpy as np
+
+
+def wide(*arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
+
+
+def softmax(x):
+    p = np.exp(x - x.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def rows(query, key, value, allowed, row):
+    """`row(q, head, keys' indices) -> out` for every query that sees something; others get 0.
+
+    Arrays are `[B, T, N, H]`, `allowed` broadcasts to `[B, N, T, S]`.
+    """
+    B, T, N, _ = query.shape
+    S, K, V = value.shape[1:]
+    allowed = np.broadcast_to(allowed, (B, N, T, S))
+    out = np.zeros((B, T, N, V))
+    for b, t, n in np.ndindex(B, T, N):
+        (seen,) = np.nonzero(allowed[b, n, t])
+        if len(seen):
+            kv = n // (N // K)
+            out[b, t, n] = row(b, t, n, kv, seen)
+    return out
+
+
+def dense(query, key, value, allowed, scale=None):
+    query, key, value = wide(query, key, value)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+    def row(b, t, n, kv, seen):
+        return softmax(scale * key[b, seen, kv] @ query[b, t, n]) @ value[b, seen, kv]
+
+    return rows(query, key, value, allowed, row)
+
+
+def linear(query, key, value, allowed, features, start=0):
+    """`features(x [length, H], positions) -> [length, F]`."""
+    query, key, value = wide(query, key, value)
+
+    def row(b, t, n, kv, seen):
+        q = features(query[b, t : t + 1, n], np.array([t + start]))
+        weights = (features(key[b, seen, kv], seen) @ q.T)[:, 0]
+        total = weights.sum()
+        return weights @ value[b, seen, kv] / total if total else 0.0
+
+    return rows(query, key, value, allowed, row)
+
+
+def low_rank(query, key, value, seen, down_key, down_value):
+    """`seen` bool `[B, S]`; projections `[K, M, S]`."""
+    query, key, value, down_key, down_value = wide(query, key, value, down_key, down_value)
+
+    def row(b, t, n, kv, at):
+        enters = (down_key[kv][:, at] != 0).any(-1)
+        keys = (down_key[kv][:, at] @ key[b, at, kv])[enters]
+        values = (down_value[kv][:, at] @ value[b, at, kv])[enters]
+        return softmax(keys @ query[b, t, n] / math.sqrt(query.shape[-1])) @ values
+
+    return rows(query, key, value, seen[:, None, None, :], row)
+
+
+def memory_compressed(query, key, value, seen, allowed, stride, kernels=None):
+    """`seen` bool `[B, S]`; `allowed` bool `[B, 1, T, S]`, in order too."""
+    query, key, value = wide(query, key, value)
+    S, real = key.shape[1], seen
+
+    def row(b, t, n, kv, seen):
+        keys, values = [], []
+        for start in range(0, S, stride):
+            members = [s for s in range(start, min(start + stride, S)) if real[b, s]]
+            if not members or not set(members) <= set(seen):
+                continue
+            if kernels is None:
+                keys.append(key[b, members, kv].mean(0))
+                values.append(value[b, members, kv].mean(0))
+            else:
+                w_key, w_value = (np.asarray(w, np.float64) for w in kernels)
+                keys.append(sum(key[b, s, kv] @ w_key[s - start] for s in members))
+                values.append(sum(value[b, s, kv] @ w_value[s - start] for s in members))
+        if not keys:
+            return 0.0
+        weights = softmax(np.stack(keys) @ query[b, t, n] / math.sqrt(query.shape[-1]))
+        return weights @ np.stack(values)
+
+    return rows(query, key, value, allowed, row)
+
+
+def nystrom(query, key, value, seen, count, asks=None, inverse=np.linalg.pinv):
+    """`seen` bool `[B, S]`; `asks` bool `[B, T]`, the queries that make landmarks."""
+    query, key, value = wide(query, key, value)
+    B, T, N, H = query.shape
+    K, V = value.shape[2:]
+    asks = np.ones((B, T), bool) if asks is None else asks
+    out = np.zeros((B, T, N, V))
+    for b, n in np.ndindex(B, N):
+        kv = n // (N // K)
+        if not seen[b].any():
+            continue
+        keys, values = key[b, seen[b], kv], value[b, seen[b], kv]
+        q = query[b, :, n] / math.sqrt(H)
+        few_q, few_k = means(q[asks[b]], count), means(keys, count)
+        middle = inverse(softmax(few_q @ few_k.T))
+        out[b, :, n] = softmax(q @ few_k.T) @ middle @ softmax(few_q @ keys.T) @ values
+    return out
+
+
+def means(x, count):
+    count = min(count, len(x))
+    run = np.arange(len(x)) * count // len(x)
+    return np.stack([x[run == i].mean(0) for i in range(count)])
+
+
+def hash_buckets(query, directions):
+    """`query [B, T, N, H]`, `directions [R, N, H, half]`: buckets `[R, B, N, T]`."""
+    along = np.einsum("btnh,rnhd->rbntd", *wide(query, directions))
+    return np.concatenate([along, -along], -1).argmax(-1)
+
+
+def lsh(query, value, allowed, buckets, window, normalize=True):
+    """`buckets [R, B, N, T]`; `allowed` without any rule about self."""
+    query, value = wide(query, value)
+    B, T, N, H = query.shape
+    allowed = np.broadcast_to(allowed, (B, N, T, T))
+    key = query / np.linalg.norm(query, axis=-1, keepdims=True) if normalize else query
+    value = np.repeat(value, N // value.shape[2], axis=2)
+    real = allowed.any(axis=2)
+
+    def row(b, t, n, kv, seen):
+        chosen = set()
+        for bucket in buckets[:, b, n]:
+            # Tokens of the bucket: those that may be seen, by index, and the others behind them.
+            inside = [s for s in range(T) if bucket[s] == bucket[t]]
+            order = sorted(inside, key=lambda s: (not real[b, n, s], s))
+            here = order.index(t)
+            chosen |= {s for i, s in enumerate(order) if abs(i - here) <= window and s in seen}
+        others = sorted(chosen - {t})
+        if not others:
+            return value[b, t, n] if t in seen else 0.0
+        weights = softmax(key[b, others, n] @ query[b, t, n] / math.sqrt(H))
+        return weights @ value[b, others, n]
+
+    return rows(query, key, value, allowed, row)
+
+
+def routed(query, key, value, seen, size, count, causal):
+    """`seen` bool `[B, S]`; T = S in causal order."""
+    query, key, value = wide(query, key, value)
+    B, T, N, _ = query.shape
+    S, K = key.shape[1:3]
+    nT, nS = -(-T // size), -(-S // size)
+    asks = seen if T == S else np.ones((B, T), bool)
+    allowed = np.zeros((B, N, T, S), bool)
+    for b, n, i in np.ndindex(B, N, nT):
+        mine = np.arange(i * size, min((i + 1) * size, T))
+        asking = [t for t in (mine[:1] if causal else mine) if asks[b, t]]
+        q = query[b, asking, n].mean(0) if asking else np.zeros(query.shape[-1])
+        scores = []
+        for j in range(nS):
+            block = [s for s in range(j * size, min((j + 1) * size, S)) if seen[b, s]]
+            if (causal and (j > i or (j < i and not block))) or (not causal and not block):
+                continue
+            mean = key[b, block, n // (N // K)].mean(0) if block else 0 * q
+            scores.append((math.inf if causal and j == i else q @ mean, -j, block))
+        for _, _, block in sorted(scores, reverse=True)[:count]:
+            for t in mine:
+                allowed[b, n, t, [s for s in block if not causal or s <= t]] = True
+    return dense(query, key, value, allowed)
