@@ -192,6 +192,45 @@ def bars(
         figure.savefig(file)
 
 
+def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> None:
+    """Draw ratios as bars from 1, on a logarithmic axis, each with a tick where its target is.
+
+    Args:
+        file: the PNG to write.
+        rows: for each name, the ratio and its target (or None) by series.
+    """
+    series = list(dict.fromkeys(name for row in rows.values() for name in row))
+    with rc_context(_LOOK):
+        figure = Figure(figsize=(8.2, 0.5 + 0.42 * len(rows)), layout="constrained")
+        ax = figure.add_subplot()
+        tall = 0.8 / len(series)
+        for index, name in enumerate(series):
+            for place, row in enumerate(rows.values()):
+                if name in row:
+                    value, aim = row[name]
+                    y = place + (index - (len(series) - 1) / 2) * tall
+                    ax.barh(y, value - 1, tall * 0.9, left=1, color=colour("", index))
+                    words, ends = f" {value:.2f} ", (value, aim or value)
+                    at, side = (min(ends), "right") if value < 1 else (max(ends), "left")
+                    ax.text(at, y, words, ha=side, va="center", fontsize=7, color="#3b4149")
+                    if aim is not None:
+                        ax.plot([aim, aim], [y - tall / 2, y + tall / 2], color="#111827", lw=1.6)
+            ax.barh(0, 0, color=colour("", index), label=name)
+        ax.set_xscale("log")
+        low = min(min(v, a or v) for row in rows.values() for v, a in row.values())
+        high = max(max(v, a or v) for row in rows.values() for v, a in row.values())
+        ax.set_xlim(min(low, 1) / 1.8, max(high, 1) * 1.5)
+        ax.xaxis.set_major_formatter(FuncFormatter(_plain))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.invert_yaxis()
+        ax.grid(visible=False, axis="y")
+        ax.axvline(1, color="#3b4149", linewidth=0.9)
+        ax.set_xlabel("ratio of times")
+        figure.legend(loc="outside upper left", ncols=len(series))
+        figure.savefig(file)
+
+
 def alignments(
     file: Path,
     panels: Sequence[tuple[str, np.ndarray]],

@@ -6,6 +6,7 @@ stays light (no JAX at import), so that ``--help`` answers at once.
 """
 
 from experiments.options import StudyOptions
+from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
 from experiments.studies.scaling import Scaling
@@ -14,4 +15,5 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "compare": Compare,
     "scaling": Scaling,
     "cost": Cost,
+    "bench": Bench,
 }

@@ -81,7 +81,7 @@ class Compare(StudyOptions):
         },
         "default": {
             "seeds": 1, "steps": 900, "batch_size": 64, "layers": 1, "heads": 4, "features": 96,
-            "train_size": 20_000, "test_size": 350, "pieces": 4000, "shapes": 2, "cover": 1.0,
+            "train_size": 20_000, "test_size": 280, "pieces": 4000, "shapes": 2, "cover": 1.0,
             "beyond": True,
         },
         "full": {

@@ -1,0 +1,180 @@
+"""How fast the library is, beside everybody else and beside what it aims at."""
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.errors import UsageError
+from experiments.options import PRESETS, StudyOptions, check_positive, flag
+from experiments.runs import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench(StudyOptions):
+    """How fast is this library's attention, and how much memory does it need?
+
+    Ratios of medians from interleaved rounds, so that a slow spell of the machine hits all
+    contestants alike: ours against jax.nn, Flax and PyTorch (where installed), sparse against full,
+    additive against dot. Compile time and temporaries apart. Before anything is timed, each of our
+    kernels passes the conformance suite; of one that does not, no number is given.
+
+    Beside it: Dao et al. 2022 (arXiv 2205.14135), figure 3.
+
+    Command: python -m experiments bench. Takes 5 minutes on two cores; quick 1 minute.
+    Expected: ours below 0.4 of jax.nn's time on a CPU; cost follows the visited blocks; memory that
+    grows with the length, not with its square.
+    """
+
+    cases: tuple[str, ...] = ()
+    """Names of the cases to measure; all of the preset when not given."""
+    rounds: int | None = None
+    """Interleaved rounds that each median is over."""
+
+    study: ClassVar[str] = "bench"
+    preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"rounds": 3, "seeds": 1},
+        "default": {"rounds": 5, "seeds": 1},
+        "full": {"rounds": 11, "seeds": 1},
+    }
+
+    def check(self) -> None:
+        """Raise UsageError where a value makes no sense."""
+        super().check()
+        check_positive(flag("rounds"), self.rounds)
+        if self.seeds not in (None, 1):
+            raise UsageError(f"--seeds {self.seeds}: times do not depend on the seed; use --rounds")
+
+    def run(self) -> Path:
+        """Check the kernels, measure the cases and write the report."""
+        from experiments.progress import Progress
+        from experiments.reports.bench import build
+
+        chosen = self._chosen()
+        with RunFolder.open(self) as folder, Progress(len(chosen)) as progress:
+            thorough = self.preset != "quick"
+            faults = {}
+            for kernel in _kernels():
+                work = functools.partial(_faults, kernel, thorough=thorough)
+                faults[kernel] = folder.cell(f"conformance-{kernel}", work)["fault"]
+                progress.say(f"{kernel}: {faults[kernel] or 'conforms'}")
+            measured = []
+            if not any(faults.values()):
+                for case in chosen:
+                    with progress.piece(case.name, 1) as piece:
+                        work = functools.partial(_measure, case, self.rounds)
+                        measured.append(folder.cell(f"case-{case.name}", work))
+                        piece.advance(_short(measured[-1]))
+            return folder.conclude(
+                {"question": _QUESTION, "conformance": faults, "cases": measured}, build
+            )
+
+    def _chosen(self) -> list[Any]:
+        from experiments.bench.table import table
+
+        every = {case.name: case for case in table()}
+        unknown = [name for name in self.cases if name not in every]
+        if unknown:
+            raise UsageError(f"--cases {' '.join(unknown)} unknown; choose from {', '.join(every)}")
+        size = PRESETS.index(self.preset)
+        return [
+            case
+            for case in every.values()
+            if (case.name in self.cases if self.cases else PRESETS.index(case.sized) <= size)
+        ]
+
+
+def _kernels() -> list[str]:
+    """Return the kernels that this device has."""
+    import jax
+
+    from attention_jax.plan import KERNELS
+
+    elsewhere = {"cudnn", "splash"}
+    vendors = {"gpu": ["cudnn"], "tpu": ["splash"]}.get(jax.default_backend(), [])
+    return [*(name for name in KERNELS if name not in elsewhere), *vendors]
+
+
+def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
+    """Return what the conformance suite has against a kernel, None for nothing."""
+    import attention_jax as aj
+
+    everything = set(aj.testing.FEATURES) - {"scale"}
+    if not thorough:
+        everything &= {"mask", "bias", "lengths", "grouped_heads", "gradients", "bias_gradient"}
+    if kernel in ("cudnn", "splash"):
+        # Theirs are bfloat16, multiples of 128 or both: the suite's odd sizes are refused by name,
+        # so what they can take is compared with the dense kernel at the measured sizes.
+        return {"fault": None}
+    f = functools.partial(aj.attend, implementation=kernel)
+    spaces = {"scores": aj.scores, "masks": aj.masks} if thorough else {}
+    try:
+        aj.testing.check_attention(f, everything, **spaces)
+    except AssertionError as error:
+        return {"fault": str(error)}
+    return {"fault": None}
+
+
+def _measure(case: Any, rounds: int) -> dict[str, Any]:
+    """Return times, temporaries, compile times and verdicts of one case."""
+    from experiments.measure import interleaved
+
+    passes: dict[str, Any] = {}
+    for which in case.passes:
+        prepared = {name: prepare(which) for name, prepare in case.contestants.items()}
+        calls = {name: p.call for name, p in prepared.items()}
+        passes[which] = {
+            "milliseconds": interleaved(calls, rounds=rounds) if case.run else {},
+            "temporaries": {name: p.temporaries for name, p in prepared.items()},
+            "compile_seconds": {name: p.compile_seconds for name, p in prepared.items()},
+        }
+        del prepared, calls
+        gc.collect()
+    rows = [row for which in passes for row in _verdicts(case, which, passes[which])]
+    return {"name": case.name, "title": case.title, "passes": passes, "rows": rows}
+
+
+def _verdicts(case: Any, which: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return each of the case's ratios and limits in one pass, with what it was to reach."""
+
+    def value(quantity: str, name: str) -> float:
+        if quantity == "time":
+            return measured["milliseconds"][name]["median"]
+        return measured["temporaries" if quantity == "temporaries" else "compile_seconds"][name]
+
+    rows = []
+    for ratio in case.ratios:
+        quotient = value(ratio.quantity, ratio.of) / value(ratio.quantity, ratio.to)
+        rows.append(_row(which, ratio.quantity, ratio, quotient, ratio.at_most.get(which)))
+    for limit in case.limits:
+        if limit.which == which:
+            got = value(limit.quantity, limit.of)
+            rows.append(_row(which, limit.quantity, limit, got, limit.at_most))
+    return rows
+
+
+def _row(
+    which: str, quantity: str, compared: Any, value: float, at_most: float | None
+) -> dict[str, Any]:
+    return {
+        "pass": which,
+        "quantity": quantity,
+        "of": compared.of,
+        "to": getattr(compared, "to", None),
+        "value": value,
+        "at_most": at_most,
+        "reached": None if at_most is None else bool(value <= at_most),
+    }
+
+
+def _short(case: dict[str, Any]) -> str:
+    ratios = [f"{row['value']:.2f}" for row in case["rows"] if row["to"]]
+    return f"{case['name']} {' / '.join(ratios)}"
+
+
+_QUESTION = (
+    "How much time and memory does this library's attention take, beside the same thing computed "
+    "by others, beside itself with a mask that leaves most of it out, and beside what it aims at?"
+)
