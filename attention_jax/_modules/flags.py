@@ -1,0 +1,49 @@
+"""When a layer drops something out: the rule, and what to do where only the values will tell."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import is_concrete
+
+# A traced boolean too: under a remat that traces keywords Python's own are no longer known.
+Flag = Annotated[Any, bool | None]
+Out = TypeVar("Out")
+
+
+def is_training(name: str, rate: float | int, call: Flag, constructed: Flag) -> bool | Array:
+    """Whether a layer drops anything out now; the call's flag wins over the constructor's.
+
+    Args:
+        name: The layer's name, for the message.
+        rate: Its dropout rate; without one no flag is looked at.
+        call: `deterministic` as given in the call.
+        constructed: `deterministic` as given at construction.
+
+    Returns:
+        A plain bool, or a traced one where the flag is traced.
+
+    Raises:
+        ValueError: If there is a rate, and neither flag says which it is.
+    """
+    if rate == 0.0:
+        return False
+    deterministic = constructed if call is None else call
+    if deterministic is None:
+        raise ValueError(
+            f"{name} has dropout rate {rate} and must be told whether to use it: give "
+            "`deterministic` at construction or in the call"
+        )
+    return not deterministic if is_concrete(deterministic) else jnp.logical_not(deterministic)
+
+
+def if_training(
+    training: bool | Array, dropped: Callable[[], Out], plain: Callable[[], Out]
+) -> Out:
+    """`dropped()` in training, else `plain()`; a branch where the flag is traced."""
+    if isinstance(training, bool):
+        return dropped() if training else plain()
+    return jax.lax.cond(training, dropped, plain)

@@ -1,0 +1,201 @@
+"""Attention as Flax's own modules call it: their arguments in, our engine's answer out.
+
+Flax's `MultiHeadAttention` projects, caches and drops out by its own rules, and leaves the
+attention itself to a callable. What that callable is told, in words that both flavours of Flax
+share, becomes one request to the engine here; the flavours add what only they know.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import masks
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.checks import as_array, check_floating, check_inputs
+from attention_jax._core.numerics import is_concrete, promote
+from attention_jax._core.term import ArrayBias, Term, check_pairs
+from attention_jax._modules import recipes
+from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, cast, combine
+from attention_jax.attend import attention_weights, execute, make_request
+from attention_jax.masks import Mask
+from attention_jax.masks.block_map import block_pair
+from attention_jax.scores import Score
+from attention_jax.scores.score import Sum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """What both flavours of Flax pass besides query, key and value."""
+
+    bias: AnyBias
+    mask: Any
+    broadcast_dropout: bool
+    dropout_rng: Any
+    dropout_rate: float | int
+    deterministic: bool
+    dtype: Any
+    precision: Any
+    is_causal: bool = False
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AttentionFn:
+    """What `attention_fn` makes: a callable that is equal to another with equal options.
+
+    It is no pytree, so that a module may hold it as a plain attribute: its arrays are constants.
+    """
+
+    score: Score | None
+    mask: Mask | None
+    bias: Term | None
+    implementation: str | tuple[str, ...] | None
+    block_size: int | tuple[int, int] | None
+
+    def __repr__(self) -> str:
+        """The call that made it."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        shown = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+        return f"attention_fn({shown})"
+
+    def _run(
+        self, query: Any, key: Any, value: Any, call: Call, sow: Callable[[Array], Any] | None
+    ) -> Array:
+        """One call of the engine; `sow`, where there is one, is given the weights."""
+        arrays = {"query": query, "key": key, "value": value}
+        for name, x in arrays.items():
+            check_floating(name, as_array(name, x))
+        dtype = promote(*(x.dtype for x in arrays.values())) if call.dtype is None else call.dtype
+        query, key, value = (cast(x, dtype) for x in arrays.values())
+        layout = check_inputs(query, key, value)
+        given, valid = boolean(call.mask)
+        if given is not None and not isinstance(given, Mask):
+            check_pairs("mask", given, layout)
+        position = _step_position(given, layout)
+        causal = masks.causal() if call.is_causal else None
+        told = {
+            "score": self.score,
+            "mask": combine(self.mask, causal, given),
+            "bias": _total(self.bias, call.bias),
+            "query_positions": position,
+            "precision": _one_precision(call.precision),
+        }
+        if sow is not None:
+            sow(_loud(attention_weights(query, key, **told), valid))
+        dropout = {}
+        if not call.deterministic and call.dropout_rate:
+            if call.dropout_rng is None:
+                raise ValueError(
+                    f"dropout_rate {call.dropout_rate} with deterministic=False needs a dropout_rng"
+                )
+            dropout = {
+                "dropout_rate": call.dropout_rate,
+                "dropout_key": call.dropout_rng,
+                "shared_dropout": call.broadcast_dropout,
+            }
+        request = make_request(query, key, value, block_size=self.block_size, **told, **dropout)
+        return _loud(execute(request, self.implementation).out, valid)
+
+
+def options(
+    score: Any, mask: AnyMask, bias: AnyBias, implementation: Any, block_size: Any
+) -> dict[str, Any]:
+    """The options of an `AttentionFn`, checked.
+
+    Raises:
+        TypeError: If one is of the wrong kind.
+        ValueError: If a score has parameters still to be made, which a function cannot own.
+    """
+    if score is not None and not isinstance(score, Score):
+        recipe = recipes.recipe(score)
+        names = recipe.parameters(recipes.Sizes(1, 1, 1))
+        if names:
+            raise ValueError(
+                f"score {recipe!r} has parameters to make ({', '.join(names)}), and a function "
+                "owns none: give a score object with its arrays, which are then constants, or use "
+                "this library's MultiHeadAttention, which trains them"
+            )
+        score = recipe.build({})
+    if bias is not None and not isinstance(bias, Term):
+        check_floating("bias", as_array("bias", bias))
+        bias = ArrayBias(bias)
+    if implementation is not None and not isinstance(implementation, str):
+        implementation = tuple(implementation)
+    return {
+        "score": score,
+        "mask": as_mask(mask),
+        "bias": bias,
+        "implementation": implementation,
+        "block_size": None if block_size is None else block_pair(block_size),
+    }
+
+
+def boolean(mask: Any) -> tuple[Any, Array | None]:
+    """The mask that Flax's helpers mean: they write True and False as 1.0 and 0.0.
+
+    Args:
+        mask: A mask object, a boolean array, or an array of numbers that are all 0 or 1; or None.
+
+    Returns:
+        A mask object or boolean array, and whether the numbers were 0 and 1 where that is not known
+        before the values are: under tracing.
+
+    Raises:
+        TypeError: If it is no array.
+        ValueError: If a number that is known is neither 0 nor 1.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask, None
+    if as_array("mask", mask).dtype == np.bool_:
+        return mask, None
+    if not is_concrete(mask):
+        visible = mask != 0
+        return visible, jnp.all(~visible | (mask == 1))
+    values = np.asarray(mask)
+    wrong = values[(values != 0) & (values != 1)]
+    if wrong.size:
+        raise ValueError(
+            f"mask has dtype {values.dtype.name} and holds {wrong[0]}: numbers in a mask must be 0 "
+            "or 1, as Flax's helpers make them; what is added to the scores is a bias"
+        )
+    return values != 0, None
+
+
+def _loud(x: Array, valid: Array | None) -> Array:
+    """`x`, or NaN where the mask turned out to be none."""
+    return x if valid is None else jnp.where(valid, x, jnp.nan)
+
+
+def _step_position(mask: Any, layout: Layout) -> Array | None:
+    """Where the query of a cached decode's step stands: at the last key that the mask shows.
+
+    Flax tells a step from other calls by nothing but one query, many keys and the mask that hides
+    the unwritten ones; yet what goes by position must know. None leaves positions as they are.
+    """
+    if mask is None or isinstance(mask, Mask) or layout.T != 1 or layout.S < 2:
+        return None
+    visible = jnp.broadcast_to(jnp.asarray(mask), (*mask.shape[:-1], layout.S))
+    visible = visible if visible.ndim < 2 else visible[..., 0, :]
+    batch = () if visible.ndim < 3 else layout.batch
+    visible = visible if visible.ndim < 2 else visible.any(axis=-2)
+    places = np.arange(layout.S, dtype=np.int32).reshape((1,) * (visible.ndim - 1) + (layout.S,))
+    last = jnp.max(jnp.where(visible, places, 0), axis=-1)[..., None]
+    return jnp.broadcast_to(last, (*batch, 1))
+
+
+def _total(settled: Term | None, called: AnyBias) -> Any:
+    """The bias of the options and that of the call, added."""
+    if settled is None or called is None:
+        return called if settled is None else settled
+    return Sum(settled, called if isinstance(called, Term) else ArrayBias(as_array("bias", called)))
+
+
+def _one_precision(precision: Any) -> Any:
+    """Flax takes a pair, one for each operand; the engine has one."""
+    if not isinstance(precision, tuple):
+        return precision
+    if len(set(precision)) != 1:
+        raise NotImplementedError(f"precision {precision}: the two operands must have the same")
+    return precision[0]

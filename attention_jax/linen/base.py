@@ -1,0 +1,105 @@
+"""What every attention layer holds besides its parameters, and hands to the engine in each call."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_rate
+from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.flags import Flag, if_training, is_training
+from attention_jax._modules.recipes import KERNEL_INIT, Initializer
+from attention_jax.attend import attention_weights, execute, make_request
+from attention_jax.kernels.request import Result
+from attention_jax.linen.randomness import dropout_key
+from attention_jax.masks.block_map import block_pair
+from attention_jax.scores import Score
+
+
+class AttentionLayer(nn.Module, kw_only=True):
+    """Base of the layers that call `attend`: their mask, dropout and choice of kernel."""
+
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    dropout_rate: float | int = 0.0
+    deterministic: bool | None = None
+    precision: Any = None
+    kernel_init: Initializer = KERNEL_INIT
+    mask: AnyMask = None
+    implementation: str | tuple[str, ...] | None = None
+    block_size: int | tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_rate("dropout_rate", self.dropout_rate)
+        as_mask(self.mask)
+        if self.block_size is not None:
+            block_pair(self.block_size)
+        super().__post_init__()
+
+    @nn.nowrap
+    def _run(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        score: Score,
+        mask: AnyMask,
+        bias: AnyBias,
+        deterministic: Flag,
+        dropout_rng: Any,
+        shared_dropout: bool = False,
+        statistics: bool = False,
+        **positions: Any,
+    ) -> Result:
+        """One call of the engine, with everything the layer has settled."""
+        name = type(self).__name__
+
+        def run(**dropout: Any) -> Result:
+            request = make_request(
+                query,
+                key,
+                value,
+                score=score,
+                mask=combine(self.mask, mask),
+                bias=bias,
+                block_size=self.block_size,
+                precision=self.precision,
+                statistics=statistics,
+                **positions,
+                **dropout,
+            )
+            return execute(request, self.implementation)
+
+        training = is_training(name, self.dropout_rate, deterministic, self.deterministic)
+        if training is False:
+            return run()
+        dropout = {
+            "dropout_rate": self.dropout_rate,
+            "dropout_key": dropout_key(self, name, dropout_rng),
+            "shared_dropout": shared_dropout,
+        }
+        return if_training(training, lambda: run(**dropout), run)
+
+    @nn.nowrap
+    def _weights(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        score: Score,
+        mask: AnyMask,
+        bias: AnyBias,
+        **positions: Any,
+    ) -> Array:
+        """The weights that a call of the engine would use, before dropout."""
+        return attention_weights(
+            query,
+            key,
+            score=score,
+            mask=combine(self.mask, mask),
+            bias=bias,
+            precision=self.precision,
+            **positions,
+        )
