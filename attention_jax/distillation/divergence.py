@@ -21,9 +21,9 @@ from attention_jax.attend import make_request
 from attention_jax.distillation.pairing import pair_up, shares
 from attention_jax.distillation.rows import Facts, divergence_of_head
 from attention_jax.distillation.terms import check_kind, log_of, terms
+from attention_jax.kernels.once import is_once, tiling_or_once
 from attention_jax.kernels.problem import block_kinds, lower
 from attention_jax.kernels.request import Request
-from attention_jax.kernels.tiling import tiling
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 from attention_jax.scores.score import Score
 
@@ -162,10 +162,10 @@ def _divergence(
 def _every_head(
     teacher: Request, student: Request, share: Any, heads: np.ndarray, kind: str
 ) -> Array:
-    block, loop = tiling(student if teacher.score.block_hint is None else teacher)
+    block, loop = tiling_or_once(student if teacher.score.block_hint is None else teacher)
     layout = student.layout
     (its, its_facts), (own, own_facts) = (lower(x, merge=False) for x in (teacher, student))
-    if block == (layout.T, layout.S):  # one block, which is looked into
+    if is_once(layout, block):
         union: Any = np.full((1, 1), PARTIAL, np.int8)
     else:
         union = _union(

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array, Layout
+from attention_jax._core.axes import Layout
 from attention_jax._core.checks import as_array, check_floating
 from attention_jax._core.numerics import is_concrete
+from attention_jax.kernels.heads import join_head_axes
 from attention_jax.kernels.problem import Problem
 
 
@@ -78,12 +79,10 @@ def pair_up(
         share: their shares `[N, M]`, or None.
     """
     rank = len(student[1].batch)
-    own = jax.tree.map(lambda x: _one_axis(x, rank, student[1]), student[0])
     every = np.arange(teacher[1].N)
     same = heads.shape[1] == 1 and np.array_equal(heads[:, 0], every)
 
-    def choose(x: Any) -> Array:
-        x = _one_axis(x, rank, teacher[1])
+    def choose(x: Any) -> Any:
         if x.shape[rank] == 1 or same:
             return jnp.expand_dims(x, rank + 1)
         return jnp.take(x, heads, axis=rank)
@@ -91,13 +90,5 @@ def pair_up(
     if share is not None:
         share = jnp.asarray(share)
         share = share.reshape((1,) * rank + share.shape)
-    return Pairs(own, jax.tree.map(choose, teacher[0]), share)
-
-
-def _one_axis(x: Any, rank: int, layout: Layout) -> Any:
-    """From `[*#B, #K, #G, ...]` to `[*#B, #N, ...]`."""
-    batch, (kv, group), rest = x.shape[:rank], x.shape[rank : rank + 2], x.shape[rank + 2 :]
-    if kv * group not in (1, layout.N):
-        x = jnp.broadcast_to(x, (*batch, layout.K, layout.group, *rest))
-        kv, group = layout.K, layout.group
-    return x.reshape(*batch, kv * group, *rest)
+    own, its = join_head_axes(student[0], student[1]), join_head_axes(teacher[0], teacher[1])
+    return Pairs(own, jax.tree.map(choose, its), share)

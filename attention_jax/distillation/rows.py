@@ -23,8 +23,10 @@ from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
 from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits
+from attention_jax.kernels.heads import over_heads
+from attention_jax.kernels.once import is_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static
-from attention_jax.kernels.walk import block_start, sweep, walk
+from attention_jax.kernels.walk import block_start, sweep
 
 
 class Facts(NamedTuple):
@@ -134,7 +136,7 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
             change = change + jnp.sum(share * slope * d_p, axis=(0, 2))
         return change
 
-    if facts.counts == (1, 1):
+    if is_once(facts.student.layout, size):
         zero = jnp.int32(0)
         # Kept for the backward pass would be the block itself; it is made again instead.
         change = jax.checkpoint(lambda x: contribute(x, True))(fetch(zero, zero))
@@ -162,7 +164,8 @@ def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
         student, teacher = (_close(x) for x in state)
         return student, jax.tree.map(jnp.transpose, teacher)
 
-    return _walk(facts, kinds, begin, functools.partial(_cut, pairs, facts), visit, close)
+    fetch = functools.partial(_cut, pairs, facts)
+    return walk_or_once(facts.student.layout, facts.block, kinds, begin, fetch, visit, close)
 
 
 def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]) -> Sums:
@@ -185,15 +188,9 @@ def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]
         new = Sums(found.value.sum(-1), found.by_log_q.sum(-1), by_share)
         return jax.tree.map(jnp.add, state, new)
 
-    return _walk(facts, kinds, begin, fetch, visit, lambda i, state: state)
-
-
-def _walk(facts: Facts, kinds: Any, begin: Any, fetch: Any, visit: Any, close: Any) -> Any:
-    """A walk, without its loops where there is one block only."""
-    if facts.counts == (1, 1):
-        zero = jnp.int32(0)
-        return close(zero, visit(begin(zero), fetch(zero, zero), zero, True))
-    return walk(facts.student.layout.T, facts.block[0], kinds, begin, fetch, visit, close)
+    return walk_or_once(
+        facts.student.layout, facts.block, kinds, begin, fetch, visit, lambda i, state: state
+    )
 
 
 def _dtype(pairs: Pairs) -> np.dtype:
@@ -206,19 +203,8 @@ def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any) -> Pairs:
     def one(problem: Problem, own: Static) -> Problem:
         return cut(problem, own, facts.block, i, j) if jax.tree.leaves(problem) else problem
 
-    teacher = _over_heads(lambda head: one(head, facts.teacher), pairs.teacher, facts.teachers)
+    teacher = over_heads(lambda head: one(head, facts.teacher), pairs.teacher, facts.teachers)
     return Pairs(one(pairs.student, facts.student), teacher, pairs.share)
-
-
-def _over_heads(function: Any, tree: Any, heads: int) -> Any:
-    """`function` for each of the teacher's heads; leaves `[M, ...]`, or `[1, ...]` where shared."""
-    leaves, structure = jax.tree.flatten(tree)
-    axes = [0 if x.shape[0] == heads else None for x in leaves]
-    given = [x if axis == 0 else x[0] for x, axis in zip(leaves, axes, strict=True)]
-    mapped = jax.vmap(
-        lambda entries: function(jax.tree.unflatten(structure, entries)), (axes,), axis_size=heads
-    )
-    return mapped(given)
 
 
 def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:

@@ -1,0 +1,120 @@
+"""What several maps have to do with one another: heads that do the same, and what layers add up to.
+
+Heads are compared block by block, all heads of an example side by side. Rollout is a map itself,
+and as large as one.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax._core.axes import Array
+from attention_jax._core.mapping import map_leading
+from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax.kernels.block import cut, mask_logits, raw_logits
+from attention_jax.kernels.heads import join_head_axes, over_heads
+from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
+from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
+from attention_jax.kernels.request import Request
+from attention_jax.kernels.walk import block_start
+
+
+def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
+    """Cosines between the heads' maps, each less an even spread over what it sees, `[*B, N, N]`.
+
+        c_mn = <P_m - U_m, P_n - U_n> / (|P_m - U_m| |P_n - U_n|),  U_ts = 1 / visible keys of t
+
+    Args:
+        request: the request.
+        lse: `[*B, N, T, 2]`, the rows' maximum and ln of the total.
+        visible: `[*B, N, T]`.
+    """
+    layout = request.layout
+    with precision_of_products(request.precision):
+        problem, facts = lower(request, merge=False)
+        block, loop = tiling_or_once(request)
+        if not is_once(layout, block):
+            block = max(block[0] // layout.N, 1), block[1]
+        kinds: Any = block_kinds(problem, facts, block, loop=False)
+        kinds = kinds.reshape(kinds.shape[-2:])  # one map for all of them
+        problem = join_head_axes(problem, layout)
+
+        def one(parts: tuple[Problem, Array, Array]) -> Array:
+            return jnp.sum(_products(*parts, facts, block, kinds), axis=0)
+
+        products = map_leading(one, (problem, lse, visible), layout.batch, loop=loop)
+    lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(products, axis1=-2, axis2=-1), 0))
+    both = lengths[..., :, None] * lengths[..., None, :]
+    return jnp.where(both > 0, products / jnp.where(both > 0, both, 1), 0)
+
+
+def _products(
+    heads: Problem, lse: Array, visible: Array, facts: Static, block: tuple[int, int], kinds: Any
+) -> Array:
+    """The products of all pairs of maps, row by row, `[T, N, N]`."""
+    many, length = facts.layout.N, facts.layout.T
+
+    def fetch(i: Array, j: Array) -> Any:
+        at = block_start(i, block[0], length)
+        rows = (
+            jax.lax.dynamic_slice_in_dim(x, at, block[0], axis=1)
+            for x in (lse[..., 0], lse[..., 1], visible)
+        )
+        return over_heads(lambda head: cut(head, facts, block, i, j), heads, many), tuple(rows)
+
+    def visit(state: Array, fetched: Any, j: Array, partial: bool) -> Array:
+        block, (top, log_total, count) = fetched
+
+        def logits_of(head: Problem) -> Array:
+            return mask_logits(head, facts, raw_logits(head), partial=partial)
+
+        logits = jax.vmap(logits_of)(block).astype(state.dtype)
+        weights = jnp.exp((logits - top[..., None]) - log_total[..., None])
+        even = 1 / jnp.maximum(count, 1).astype(state.dtype)
+        apart = jnp.where(logits == NEG_INF, 0, weights - even[..., None])
+        return state + jnp.einsum("mts,nts->tmn", apart, apart)
+
+    def begin(i: Array) -> Array:
+        return jnp.zeros((block[0], many, many), lse.dtype)
+
+    return walk_or_once(facts.layout, block, kinds, begin, fetch, visit, lambda i, state: state)
+
+
+def stacks(names: list[str]) -> dict[str, list[str]]:
+    """Attentions of one stack of layers, in order: names that differ in a number only."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    return found
+
+
+def rollout(maps: Mapping[str, Array]) -> dict[str, Array]:
+    """Where each position of a stack of self-attentions has its information from.
+
+    Attentions with "cross" in their path look elsewhere and are left out.
+
+        R_0 = I,   R_l = (A_l + I) / 2 · R_{l-1}
+
+    A is the mean of the heads' maps; the identity stands for the way around the attention.
+
+    Args:
+        maps: the mean maps `[*B, T, T]` by the attention's path, in the order they ran.
+
+    Returns:
+        `[*B, T, T]` for each stack, named with `*` where its layers' paths have a number.
+
+    References:
+        Abnar, Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv:2005.00928, §3.
+    """
+    square = [n for n, x in maps.items() if x.shape[-1] == x.shape[-2] and "cross" not in n]
+    found = {}
+    for stack, names in stacks(square).items():
+        rolled: Any = jnp.eye(maps[names[0]].shape[-1], dtype=maps[names[0]].dtype)
+        rolled = jnp.broadcast_to(rolled, maps[names[0]].shape)
+        for name in names:
+            rolled = (jnp.matmul(maps[name], rolled) + rolled) / 2
+        found[stack] = rolled
+    return found

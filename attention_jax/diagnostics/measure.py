@@ -1,0 +1,211 @@
+"""Attention that looks at itself: one walk gives the output and what there is to say of each row.
+
+    Σ p² = Σ e^2(x - m) / l²,  Σ p³ likewise,  |diag(p) - p pᵀ|² = Σ p² - 2 Σ p³ + (Σ p²)²
+
+Beside the online softmax's own sums run a few more; nothing is kept of any block.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array
+from attention_jax._core.mapping import map_leading
+from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
+from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
+from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.walk import block_start
+
+
+class Sums(NamedTuple):
+    """Running sums of `[Tb]` rows, all relative to the running maximum `top`.
+
+    Attributes:
+        top: the maximum.
+        least: the least visible logit.
+        count: visible keys, float32.
+        total: `Σ e`, e = exp(x - top).
+        square: `Σ e²`.
+        cube: `Σ e³`.
+        moment: `Σ e x`.
+        first: e of the key of index 0.
+        own: `Σ e` over keys at the row's own position.
+        ahead: `Σ e` over keys at later positions.
+        columns: `Σ e c` for the key's index and, for each candidate, whether it is real, `[Tb, C]`.
+        out: `Σ e v`, `[Tb, V]`.
+    """
+
+    top: Array
+    least: Array
+    count: Array
+    total: Array
+    square: Array
+    cube: Array
+    moment: Array
+    first: Array
+    own: Array
+    ahead: Array
+    columns: Array
+    out: Array
+
+
+class Rows(NamedTuple):
+    """Finished rows `[*B, N, T]`; `lse` is `[..., 2]`, the maximum and ln of the total."""
+
+    entropy: Array
+    relative_entropy: Array
+    largest_weight: Array
+    first_share: Array
+    self_share: Array
+    ahead_share: Array
+    mean_key: Array
+    real_share: Array
+    visible: Array
+    max_logit: Array
+    logit_range: Array
+    jacobian_norm: Array
+    lse: Array
+
+
+def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
+    """The request's output, and its rows.
+
+    Args:
+        request: the request; its output and dropout are those of any kernel.
+        real: bool arrays `[*#B, S]`, candidates for which keys are real.
+    """
+    layout = request.layout
+    with precision_of_products(request.precision):
+        problem, facts = lower(request, merge=False)
+        problem.sides.key["columns"] = _columns(layout, real)
+        block, loop = tiling_or_once(request)
+        kinds: Any = block_kinds(problem, facts, block, loop=loop)
+        known = isinstance(kinds, np.ndarray)
+
+        def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
+            head, traced = parts
+            return _one_head(head, facts, block, kinds if known else traced)
+
+        parts = (problem, None if known else kinds)
+        out, rows = map_leading(one, parts, facts.sizes, loop=loop)
+    lead = len(facts.sizes)
+    out, rows = jax.tree.map(
+        lambda x: x.reshape(*layout.batch, layout.N, *x.shape[lead:]), (out, rows)
+    )
+    out = jnp.swapaxes(out, -2, -3).astype(request.query.dtype)
+    return Result(out, None), rows
+
+
+def _columns(layout: Any, real: tuple[Any, ...]) -> Array:
+    """`[*#B, 1, 1, S, C]`: the key's index, from 0 to 1, and whether it is real."""
+    index = jnp.arange(layout.S, dtype=jnp.float32) / max(layout.S - 1, 1)
+    ones = (1,) * len(layout.batch)
+    columns = [index.reshape(*ones, layout.S)]
+    for array in real:
+        x = jnp.asarray(array)
+        columns.append(x.reshape((1,) * (len(ones) + 1 - x.ndim) + x.shape).astype(jnp.float32))
+    batch = jnp.broadcast_shapes(*(x.shape for x in columns))
+    stacked = jnp.stack([jnp.broadcast_to(x, batch) for x in columns], axis=-1)
+    return stacked.reshape(*batch[:-1], 1, 1, *stacked.shape[-2:])
+
+
+def _one_head(
+    head: Problem, facts: Static, block: tuple[int, int], kinds: Any
+) -> tuple[Array, Rows]:
+    dtype, layout = accumulator(head), facts.layout
+    width = head.sides.key["columns"].shape[-1]
+
+    def begin(i: Array) -> Sums:
+        zeros = jnp.zeros((block[0],), dtype)
+        ends = [zeros + NEG_INF, zeros - NEG_INF]
+        columns = jnp.zeros((block[0], width), dtype)
+        return Sums(*ends, *([zeros] * 8), columns, jnp.zeros((block[0], layout.V), dtype))
+
+    def fetch(i: Array, j: Array) -> Problem:
+        return cut(head, facts, block, i, j)
+
+    def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
+        at = block_start(j, block[1], layout.S)
+        return _update(state, fetched, facts, at, partial=partial)
+
+    return walk_or_once(layout, block, kinds, begin, fetch, visit, lambda i, state: _close(state))
+
+
+def _update(state: Sums, block: Problem, facts: Static, at: Any, *, partial: bool) -> Sums:
+    logits = mask_logits(block, facts, raw_logits(block), partial=partial).astype(state.top.dtype)
+    top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
+    shift = jnp.where(top == NEG_INF, 0, top)
+    shrink = jnp.exp(state.top - shift)
+    powers = jnp.exp(logits - shift[:, None])
+    count, seen, floor = jnp.full_like(top, logits.shape[1]), logits, logits
+    if partial:
+        visible = logits != NEG_INF
+        count = jnp.sum(visible, axis=-1, dtype=top.dtype)
+        seen, floor = jnp.where(visible, logits, 0), jnp.where(visible, logits, -NEG_INF)
+    positions = block.sides.query["position"], block.sides.key["position"]
+    once = is_once(facts.layout, logits.shape)
+    own, ahead = _by_position(powers, *positions, once=once)
+    columns = jnp.matmul(powers, block.sides.key["columns"].astype(powers.dtype))
+    return Sums(
+        top,
+        jnp.minimum(state.least, jnp.min(floor, axis=-1)),
+        state.count + count,
+        state.total * shrink + jnp.sum(powers, axis=-1),
+        state.square * shrink**2 + jnp.sum(powers * powers, axis=-1),
+        state.cube * shrink**3 + jnp.sum(powers * powers * powers, axis=-1),
+        state.moment * shrink + jnp.sum(powers * seen, axis=-1),
+        state.first * shrink + jnp.where(at == 0, powers[:, 0], 0),
+        state.own * shrink + own,
+        state.ahead * shrink + ahead,
+        state.columns * shrink[:, None] + columns,
+        state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
+    )
+
+
+def _by_position(powers: Array, rows: Any, columns: Any, *, once: bool) -> tuple[Array, Array]:
+    """Sums over keys at the row's own position and at later ones, looked at where there are any."""
+    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
+
+    def look(powers: Array) -> tuple[Array, Array]:
+        distance = columns[None, :] - rows[:, None]
+        own = jnp.sum(jnp.where(distance == 0, powers, 0), axis=-1)
+        return own, jnp.sum(jnp.where(distance > 0, powers, 0), axis=-1)
+
+    def behind(powers: Array) -> tuple[Array, Array]:
+        zeros = jnp.zeros_like(powers[:, 0])
+        return zeros, zeros
+
+    if once:
+        return look(powers)
+    return jax.lax.cond(jnp.max(columns) >= jnp.min(rows), look, behind, powers)
+
+
+def _close(state: Sums) -> tuple[Array, Rows]:
+    empty = state.total == 0
+    total = jnp.where(empty, 1, state.total)
+    top = jnp.where(empty, 0, state.top)
+    log_total = jnp.log(total)
+    entropy = jnp.where(empty, 0, (top - state.moment / total) + log_total)
+    several = state.count > 1
+    log_count = jnp.log(jnp.where(several, state.count, 2))
+    square, cube = state.square / total**2, state.cube / total**3
+    rows = Rows(
+        entropy=entropy,
+        relative_entropy=jnp.where(several, entropy / log_count, 0),
+        largest_weight=jnp.where(empty, 0, 1 / total),
+        first_share=state.first / total,
+        self_share=state.own / total,
+        ahead_share=state.ahead / total,
+        mean_key=state.columns[:, 0] / total,
+        real_share=state.columns[:, 1:] / total[:, None],
+        visible=state.count.astype(jnp.int32),
+        max_logit=top,
+        logit_range=jnp.where(empty, 0, top - jnp.where(empty, 0, state.least)),
+        jacobian_norm=jnp.sqrt(jnp.maximum(square - 2 * cube + square**2, 0)),
+        lse=jnp.stack([top, log_total], axis=-1),
+    )
+    return state.out / total[:, None], rows
