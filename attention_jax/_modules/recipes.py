@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from attention_jax import scores
 from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count
+from attention_jax._core.term import Term
 from attention_jax.scores import Score
 
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
@@ -235,7 +236,7 @@ class Cosine(ScoreRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Given(ScoreRecipe):
-    """A score object that was there before the layer: its arrays are the first values.
+    """A score or bias object that was there before the layer: its arrays are the first values.
 
     Attributes:
         structure: The tree of the object.
@@ -250,7 +251,7 @@ class Given(ScoreRecipe):
     arrays: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, score: Score) -> "Given":
+    def of(cls, score: Term) -> "Given":
         """The recipe that makes `score` again."""
         paths, structure = jax.tree_util.tree_flatten_with_path(score)
         names = tuple(
@@ -273,7 +274,7 @@ class Given(ScoreRecipe):
             name: lambda key, array=array: jnp.asarray(array) for name, array in self.arrays.items()
         }
 
-    def build(self, values: Mapping[str, Array]) -> Score:
+    def build(self, values: Mapping[str, Array]) -> Any:
         """The score with these arrays in it."""
         return self.structure.unflatten(
             [

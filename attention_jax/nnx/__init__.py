@@ -11,6 +11,10 @@ from attention_jax.nnx.layers import TransformerDecoderLayer as TransformerDecod
 from attention_jax.nnx.layers import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.nnx.mean import MeanAttention as MeanAttention
 from attention_jax.nnx.parts import FeedForward as FeedForward
+from attention_jax.nnx.places import alibi as alibi
+from attention_jax.nnx.places import relative_bias as relative_bias
+from attention_jax.nnx.places import rotary as rotary
+from attention_jax.nnx.places import shaw as shaw
 from attention_jax.nnx.scores import additive as additive
 from attention_jax.nnx.scores import concat as concat
 from attention_jax.nnx.scores import cosine as cosine

@@ -18,6 +18,7 @@ from attention_jax._modules.arguments import (
     cast,
     check_width,
 )
+from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer, Sizes
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
@@ -75,7 +76,7 @@ class AdditiveAttention(AttentionLayer):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         dropout_rate: float | int = 0.0,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         precision: Any = None,
         kernel_init: Initializer = KERNEL_INIT,
         mask: AnyMask = None,
@@ -108,7 +109,7 @@ class AdditiveAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T Dv"]:
         """The weighted mean of the values.
@@ -146,7 +147,7 @@ class AdditiveAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T Dv"], Stats]:
         """The output, and each row's lse, entropy and largest logit; nothing of size T·S is kept.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
+from attention_jax import masks
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
@@ -14,19 +15,20 @@ from attention_jax._modules.arguments import (
     KeyInputs,
     QueryInputs,
     ValueInputs,
-    check_width,
+    combine,
     head_depth,
 )
+from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
-from attention_jax._modules.shield import shielded
-from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.norm import LayerNorm
+from attention_jax.nnx.places import AnyPositions, PositionParameters
+from attention_jax.nnx.projection import ProjectedAttention
 from attention_jax.nnx.randomness import AnyRngs
 from attention_jax.nnx.scores import AnyScore, ScoreParameters
 from attention_jax.softmax import Stats
 
 
-class MultiHeadAttention(AttentionLayer):
+class MultiHeadAttention(ProjectedAttention):
     """Multi-head attention: N attentions side by side, each on its own projections.
 
         out = Σ_n  attend(x_q W_n^query, x_k W_n^key, x_v W_n^value) W_n^out
@@ -61,6 +63,15 @@ class MultiHeadAttention(AttentionLayer):
             "concat", "cosine"); a function `(num_heads, head_dim, rngs) -> Score`; None is the
             scaled dot product.
         mask: A mask object or boolean array that holds in every call.
+        positions: A position scheme: a recipe such as `attention_jax.nnx.rotary()`, a name
+            ("rotary", "alibi", "relative_bias", "shaw"), or a bias object, whose float arrays train
+            from then on; None is none.
+        value_features: The width that the values of N heads have, a multiple of N; None is
+            `qkv_features`.
+        fused_qkv: Whether self-attention makes queries, keys and values in one matrix product. The
+            parameters are the same, and so are the numbers.
+        decode: Whether calls bring the next tokens only, and keys and values are kept in the layer,
+            as in Flax; `init_cache` makes room. See `with_cache` for state in, state out.
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
         rngs: Streams for the parameters and, with a rate, "dropout".
@@ -101,7 +112,7 @@ class MultiHeadAttention(AttentionLayer):
         param_dtype: Any = jnp.float32,
         broadcast_dropout: bool = False,
         dropout_rate: float | int = 0.0,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         precision: Any = None,
         kernel_init: Initializer = KERNEL_INIT,
         out_kernel_init: Initializer | None = None,
@@ -111,6 +122,10 @@ class MultiHeadAttention(AttentionLayer):
         normalize_qk: bool = False,
         score: AnyScore = None,
         mask: AnyMask = None,
+        positions: AnyPositions = None,
+        value_features: int | None = None,
+        fused_qkv: bool = False,
+        decode: bool | None = None,
         implementation: str | tuple[str, ...] | None = None,
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
@@ -124,6 +139,22 @@ class MultiHeadAttention(AttentionLayer):
         check_count("out_features", self.out_features, 1)
         check_count("in_kv_features", self.in_kv_features, 1)
         self.head_dim = head_depth(self.qkv_features, self.num_heads, self.num_kv_heads)
+        self.value_dim = self.head_dim
+        if value_features is not None:
+            check_count("value_features", value_features, 1)
+            if value_features % num_heads:
+                raise ValueError(
+                    f"value_features {value_features} must be a multiple of "
+                    f"num_heads {num_heads} (N)"
+                )
+            self.value_dim = value_features // num_heads
+        if fused_qkv and self.in_kv_features != in_features:
+            raise ValueError(
+                f"fused_qkv needs one input for queries, keys and values, but in_features is "
+                f"{in_features} and in_kv_features {self.in_kv_features}"
+            )
+        self.fused_qkv = fused_qkv
+        self.decode = decode
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.use_bias = use_bias
@@ -132,17 +163,18 @@ class MultiHeadAttention(AttentionLayer):
         options = {"use_bias": use_bias, "precision": precision, "rngs": rngs, **dtypes}
         inits = {"kernel_init": kernel_init, "bias_init": bias_init}
         heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        value_heads = (self.num_kv_heads, self.value_dim)
         # Order matters: from the same seed Flax draws the same numbers.
         self.query = nnx.LinearGeneral(in_features, heads, **inits, **options)
         self.key = nnx.LinearGeneral(self.in_kv_features, kv_heads, **inits, **options)
-        self.value = nnx.LinearGeneral(self.in_kv_features, kv_heads, **inits, **options)
+        self.value = nnx.LinearGeneral(self.in_kv_features, value_heads, **inits, **options)
         self.query_ln: LayerNorm | None = nnx.data(None)
         self.key_ln: LayerNorm | None = nnx.data(None)
         if normalize_qk:
             self.query_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
             self.key_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
         self.out = nnx.LinearGeneral(
-            heads,
+            (num_heads, self.value_dim),
             self.out_features,
             axis=(-2, -1),
             kernel_init=kernel_init if out_kernel_init is None else out_kernel_init,
@@ -161,6 +193,8 @@ class MultiHeadAttention(AttentionLayer):
         )
         sizes = Sizes(num_heads, self.head_dim, self.head_dim, param_dtype, kernel_init)
         self.score = ScoreParameters(score, sizes, dtype=dtype, rngs=rngs)
+        self.positions = PositionParameters(positions, sizes, dtype=dtype, rngs=rngs)
+        self._forget()
 
     def __call__(
         self,
@@ -170,8 +204,13 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
-        deterministic: bool | None = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
+        is_causal: bool = False,
+        decode: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
+        sow_weights: bool = False,
     ) -> Float[Array, "*B T out"]:
         """The attention of `inputs_q` to `inputs_k` and `inputs_v`.
 
@@ -182,24 +221,40 @@ class MultiHeadAttention(AttentionLayer):
             mask: A mask object or boolean array, True where a query may see a key; both this one
                 and the layer's own must allow a pair.
             bias: Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.
+            query_positions: ints `[T]` or `[*B, T]`, 0..T-1 by default.
+            key_positions: ints `[S]` or `[*B, S]`; by default those of the queries where the keys
+                are made of the same inputs, else 0..S-1.
+            is_causal: Whether a query sees keys up to its own position only.
+            decode: Whether the inputs are the tokens after those in the layer's own cache, as many
+                as there are: self-attention, causal, with the cache's positions; the keys of a mask
+                array are the cache's slots. None is the constructor's.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where the dropout key comes from; wins over the layer's own stream.
+            sow_weights: Whether to sow the weights, before dropout, as the intermediate
+                "attention_weights"; that takes O(T·S) memory.
 
         Returns:
             `[*B, T, out_features]`.
 
         Raises:
-            ValueError: If shapes do not fit, or in training there is no randomness.
+            ValueError: If shapes do not fit, in training there is no randomness, or the cache is
+                missing or full.
             TypeError: If a mask array is not boolean.
         """
-        result = self._run(
-            *self._project(inputs_q, inputs_k, inputs_v),
-            mask=mask,
-            bias=bias,
-            deterministic=deterministic,
-            rngs=rngs,
-        )
-        return self.out(result.out)
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        if self.decode if decode is None else decode:
+            self._check_decode(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+            if sow_weights:
+                raise NotImplementedError("sow_weights: a decoding step has no weights to sow")
+            out, cache = self.with_cache(inputs_q, self._own_cache(), mask=mask, bias=bias, **flags)
+            self._keep(cache)
+            return out
+        arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+        mask = combine(masks.causal() if is_causal else None, mask)
+        if sow_weights:
+            weights = self._weights(*arrays[:2], mask=mask, bias=bias, **where)
+            self.sow(nnx.Intermediate, "attention_weights", weights)
+        return self._project_out(self._run(*arrays, mask=mask, bias=bias, **where, **flags).out)
 
     def with_stats(
         self,
@@ -209,7 +264,9 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
-        deterministic: bool | None = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T out"], Stats]:
         """The output, and each row's lse, entropy and largest logit; nothing of size T·S is kept.
@@ -220,20 +277,18 @@ class MultiHeadAttention(AttentionLayer):
             inputs_v: As in the call.
             mask: As in the call.
             bias: As in the call.
+            query_positions: As in the call.
+            key_positions: As in the call.
             deterministic: As in the call.
             rngs: As in the call.
 
         Returns:
             The output `[*B, T, out_features]`, and statistics `[*B, N, T]`, before dropout.
         """
-        out, stats = self._run_with_stats(
-            *self._project(inputs_q, inputs_k, inputs_v),
-            mask=mask,
-            bias=bias,
-            deterministic=deterministic,
-            rngs=rngs,
-        )
-        return self.out(out), stats
+        arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        out, stats = self._run_with_stats(*arrays, mask=mask, bias=bias, **where, **flags)
+        return self._project_out(out), stats
 
     def attention_weights(
         self,
@@ -242,6 +297,8 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
     ) -> Float[Array, "*B N T S"]:
         """The weights, before dropout: rows sum to 1, or to 0 where a query may see nothing.
 
@@ -250,33 +307,38 @@ class MultiHeadAttention(AttentionLayer):
             inputs_k: As in the call.
             mask: As in the call.
             bias: As in the call.
+            query_positions: As in the call.
+            key_positions: As in the call.
 
         Returns:
             `[*B, N, T, S]`.
         """
-        query, key = self._query_key(inputs_q, inputs_q if inputs_k is None else inputs_k)
-        return self._weights(query, key, mask=mask, bias=bias)
+        arrays, where = self._inputs(inputs_q, inputs_k, None, query_positions, key_positions)
+        return self._weights(*arrays[:2], mask=mask, bias=bias, **where)
 
-    def _query_key(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array]:
-        check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
-        check_width("inputs_k", inputs_k, self.in_kv_features, "[*B, S, in_kv_features]")
-
-        def to_query(x: Array) -> Array:
-            return self.query(x) if self.query_ln is None else self.query_ln(self.query(x))
-
-        def to_key(x: Array) -> Array:
-            return self.key(x) if self.key_ln is None else self.key_ln(self.key(x))
-
-        return shielded(to_query, inputs_q), shielded(to_key, inputs_k)
-
-    def _project(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array, Array]:
+    def _inputs(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
+    ) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+        """Query, key and value, and where they stand, as the engine takes them."""
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
                     "inputs_v without inputs_k: give what the keys are made of as inputs_k"
                 )
             inputs_k = inputs_q
+        if key_at is None and inputs_k is inputs_q:
+            key_at = query_at
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        query, key = self._query_key(inputs_q, inputs_k)
-        check_width("inputs_v", inputs_v, self.in_kv_features, "[*B, S, in_kv_features]")
-        return query, key, shielded(self.value, inputs_v)
+        arrays = self._project(inputs_q, inputs_k, inputs_v, query_at, key_at)
+        return arrays, {"query_positions": query_at, "key_positions": key_at}
+
+    def _check_decode(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
+    ) -> None:
+        if any(x is not None and x is not inputs_q for x in (inputs_k, inputs_v)):
+            raise ValueError(
+                "decode=True is self-attention and makes keys and values of inputs_q alone; for a "
+                "memory that stays use `remember` and `recall`"
+            )
+        if query_at is not None or key_at is not None:
+            raise ValueError("decode=True takes positions from the cache: give none")

@@ -8,10 +8,13 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.flags import Flag, if_training
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
+from attention_jax.nnx.places import PositionParameters
 from attention_jax.nnx.randomness import AnyRngs, dropout_key, fork_stream, is_training
 from attention_jax.nnx.scores import ScoreParameters
+from attention_jax.scores import Score
 from attention_jax.softmax import Stats
 
 
@@ -19,6 +22,7 @@ class AttentionLayer(nnx.Module):
     """Base of the layers that call `attend`: their score, mask, dropout and choice of kernel."""
 
     score: ScoreParameters
+    positions: PositionParameters | None = None
 
     def _settle(
         self,
@@ -26,7 +30,7 @@ class AttentionLayer(nnx.Module):
         mask: AnyMask,
         dropout_rate: float | int,
         broadcast_dropout: bool = False,
-        deterministic: bool | None,
+        deterministic: Flag,
         precision: Any,
         implementation: str | tuple[str, ...] | None,
         block_size: int | tuple[int, int] | None,
@@ -49,46 +53,62 @@ class AttentionLayer(nnx.Module):
         *,
         mask: AnyMask,
         bias: AnyBias,
-        deterministic: bool | None,
+        deterministic: Flag,
         rngs: AnyRngs,
         statistics: bool = False,
+        **positions: Any,
     ) -> Result:
         """One call of the engine, with everything the layer has settled."""
-        dropout = {}
         name = type(self).__name__
-        if is_training(name, self.dropout_rate, deterministic, self.deterministic):
-            dropout = {
-                "dropout_rate": self.dropout_rate,
-                "dropout_key": dropout_key(name, rngs, self.rngs),
-                "shared_dropout": self.broadcast_dropout,
-            }
-        request = make_request(
-            query,
-            key,
-            value,
-            score=self.score(),
-            mask=combine(self.mask, mask),
-            bias=bias,
-            block_size=self.block_size,
-            precision=self.precision,
-            statistics=statistics,
-            **dropout,
-        )
-        with owned_by(self):
-            return execute(request, self.implementation)
+
+        def run(**dropout: Any) -> Result:
+            request = make_request(
+                query,
+                key,
+                value,
+                score=self._score(),
+                mask=combine(self.mask, mask),
+                bias=bias,
+                block_size=self.block_size,
+                precision=self.precision,
+                statistics=statistics,
+                **positions,
+                **dropout,
+            )
+            with owned_by(self):
+                return execute(request, self.implementation)
+
+        training = is_training(name, self.dropout_rate, deterministic, self.deterministic)
+        if training is False:
+            return run()
+        dropout = {
+            "dropout_rate": self.dropout_rate,
+            "dropout_key": dropout_key(name, rngs, self.rngs),
+            "shared_dropout": self.broadcast_dropout,
+        }
+        return if_training(training, lambda: run(**dropout), run)
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:
         result = self._run(*arrays, **options, statistics=True)
         assert result.stats is not None  # asked for above
         return result.out, result.stats
 
-    def _weights(self, query: Array, key: Array, *, mask: AnyMask, bias: AnyBias) -> Array:
+    def _weights(
+        self, query: Array, key: Array, *, mask: AnyMask, bias: AnyBias, **positions: Any
+    ) -> Array:
         """The weights that a call of the engine would use, before dropout."""
         return attention_weights(
             query,
             key,
-            score=self.score(),
+            score=self._score(),
             mask=combine(self.mask, mask),
             bias=bias,
             precision=self.precision,
+            **positions,
         )
+
+    def _score(self) -> Score:
+        """The score, and what the position scheme adds to it."""
+        score = self.score()
+        added = None if self.positions is None else self.positions.bias()
+        return score if added is None else score + added

@@ -19,6 +19,7 @@ from attention_jax._modules.arguments import (
     check_width,
     combine,
 )
+from attention_jax._modules.flags import Flag
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
@@ -124,7 +125,7 @@ class TransformerEncoderLayer(_Layer):
         x: Memory,
         mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B S D"]:
         """The layer.
@@ -219,7 +220,7 @@ class TransformerDecoderLayer(_Layer):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T D"]:
         """The layer.
@@ -250,7 +251,7 @@ class TransformerDecoderLayer(_Layer):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B N T S"]]:
         """The layer, and the weights of its attention to the memory, before dropout.
@@ -281,7 +282,7 @@ class TransformerDecoderLayer(_Layer):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The layer, and the statistics of its attention to the memory.

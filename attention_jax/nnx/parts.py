@@ -12,6 +12,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import AnyMask, Features
+from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
@@ -89,7 +90,7 @@ class Parts:
     activation: Activation = jax.nn.relu
     dropout_rate: float | int = 0.0
     attention_dropout_rate: float | int = 0.0
-    deterministic: bool | None = None
+    deterministic: Flag = None
     num_kv_heads: int | None = None
     normalize_qk: bool = False
     dtype: Any = None

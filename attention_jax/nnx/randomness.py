@@ -14,6 +14,8 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
+from attention_jax._core.numerics import is_concrete
+from attention_jax._modules.flags import Flag, if_training
 
 AnyRngs = nnx.Rngs | nnx.RngStream | None
 
@@ -25,8 +27,8 @@ def fork_stream(rngs: nnx.Rngs, rate: float | int) -> nnx.RngStream | None:
     return rngs.dropout.fork()
 
 
-def is_training(name: str, rate: float | int, call: bool | None, constructed: bool | None) -> bool:
-    """Whether a layer drops anything out now.
+def is_training(name: str, rate: float | int, call: Flag, constructed: Flag) -> bool | Array:
+    """Whether a layer drops anything out now; traced where the flag is.
 
     Args:
         name: The layer's name, for the message.
@@ -45,7 +47,7 @@ def is_training(name: str, rate: float | int, call: bool | None, constructed: bo
             f"{name} has dropout rate {rate} and must be told whether to use it: give "
             "`deterministic` at construction or in the call, or call train() or eval()"
         )
-    return not deterministic
+    return not deterministic if is_concrete(deterministic) else jnp.logical_not(deterministic)
 
 
 def dropout_key(name: str, call: AnyRngs, constructed: AnyRngs) -> Array:
@@ -78,7 +80,7 @@ class Dropout(nnx.Module):
     """
 
     def __init__(
-        self, rate: float | int, *, name: str, deterministic: bool | None, rngs: nnx.Rngs
+        self, rate: float | int, *, name: str, deterministic: Flag, rngs: nnx.Rngs
     ) -> None:
         self.rate = check_rate("dropout_rate", rate)
         self.name = name
@@ -86,11 +88,16 @@ class Dropout(nnx.Module):
         self.rngs = nnx.data(fork_stream(rngs, rate))
 
     def __call__(
-        self, x: Float[Array, "..."], *, deterministic: bool | None = None, rngs: AnyRngs = None
+        self, x: Float[Array, "..."], *, deterministic: Flag = None, rngs: AnyRngs = None
     ) -> Float[Array, "..."]:
         """`x`, with entries dropped in training."""
-        if not is_training(self.name, self.rate, deterministic, self.deterministic):
+        training = is_training(self.name, self.rate, deterministic, self.deterministic)
+        if training is False:
             return x
         key = dropout_key(self.name, rngs, self.rngs)
-        keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
-        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+        def dropped() -> Array:
+            keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+            return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+        return if_training(training, dropped, lambda: jnp.asarray(x))

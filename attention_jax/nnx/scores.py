@@ -6,7 +6,7 @@ Each factory says which parameters to make; the layer draws them for its own num
 own depth. The layer's `score()` is the `attention_jax.scores` object with the present values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,18 +22,41 @@ from attention_jax._modules.factories import cosine as cosine
 from attention_jax._modules.factories import dot as dot
 from attention_jax._modules.factories import general as general
 from attention_jax._modules.factories import scaled_dot as scaled_dot
-from attention_jax._modules.recipes import ScoreRecipe, Sizes
+from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax.scores import Score
 
 ScoreFactory = Callable[[int, int, nnx.Rngs], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
 
 
-class ScoreParameters(nnx.Module):
-    """The parameters of a layer's score; called, it gives the score itself.
+class Parameters(nnx.Module):
+    """The parameters that a recipe names.
 
     Floating arrays are `nnx.Param` and train; arrays of another kind are plain variables.
     """
+
+    def _draw(self, draws: Mapping[str, Draw], dtype: Any, rngs: nnx.Rngs) -> None:
+        self.names = tuple(draws)
+        self.dtype = dtype
+        for name, draw in draws.items():
+            # Only parameters that are there use up a key: a layer with the default score draws the
+            # same numbers as Flax's.
+            value = draw(rngs.params())
+            floating = jnp.issubdtype(value.dtype, jnp.floating)
+            setattr(self, name, nnx.Param(value) if floating else nnx.Variable(value))
+
+    def values(self) -> dict[str, Array]:
+        """The present values, floating ones in the layer's dtype."""
+        return {name: self._value(name) for name in self.names}
+
+    def _value(self, name: str) -> Array:
+        value: jax.Array = getattr(self, name)[...]
+        floating = jnp.issubdtype(value.dtype, jnp.floating)
+        return jnp.asarray(cast(value, self.dtype)) if floating else value
+
+
+class ScoreParameters(Parameters):
+    """The parameters of a layer's score; called, it gives the score itself."""
 
     def __init__(self, score: AnyScore, sizes: Sizes, *, dtype: Any = None, rngs: nnx.Rngs) -> None:
         if callable(score) and not isinstance(score, Score | ScoreRecipe):
@@ -45,22 +68,9 @@ class ScoreParameters(nnx.Module):
                 )
             score = made
         recipe = recipes.recipe(score)
-        draws = recipe.parameters(sizes)
         self.recipe = recipe.bare()
-        self.names = tuple(draws)
-        self.dtype = dtype
-        for name, draw in draws.items():
-            # Only parameters that are there use up a key: a layer with the default score draws the
-            # same numbers as Flax's.
-            value = draw(rngs.params())
-            floating = jnp.issubdtype(value.dtype, jnp.floating)
-            setattr(self, name, nnx.Param(value) if floating else nnx.Variable(value))
+        self._draw(recipe.parameters(sizes), dtype, rngs)
 
     def __call__(self) -> Score:
         """The score with the present values of its parameters, floating ones in `dtype`."""
-        return self.recipe.build({name: self._value(name) for name in self.names})
-
-    def _value(self, name: str) -> Array:
-        value: jax.Array = getattr(self, name)[...]
-        floating = jnp.issubdtype(value.dtype, jnp.floating)
-        return jnp.asarray(cast(value, self.dtype)) if floating else value
+        return self.recipe.build(self.values())

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import AnyMask, Features, Memory
+from attention_jax._modules.flags import Flag
 from attention_jax.nnx.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
@@ -73,7 +74,7 @@ class TransformerEncoder(nnx.Module):
         x: Memory,
         mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B S D"]:
         """The states after the last layer.
@@ -143,7 +144,7 @@ class TransformerDecoder(nnx.Module):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T D"]:
         """The states after the last layer.
@@ -170,7 +171,7 @@ class TransformerDecoder(nnx.Module):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
         """The states, and every layer's weights of its attention to the memory, before dropout.
@@ -201,7 +202,7 @@ class TransformerDecoder(nnx.Module):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The states, and the statistics of every layer's attention to the memory.

@@ -20,6 +20,7 @@ from attention_jax._modules.arguments import (
     check_tokens,
     token_mask,
 )
+from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore
@@ -96,7 +97,7 @@ class Transformer(nnx.Module):
         tie_output: bool = True,
         share_embedding: bool = False,
         dropout_rate: float | int = 0.0,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         embedding_init: Initializer | None = None,
@@ -151,7 +152,7 @@ class Transformer(nnx.Module):
         source: Source,
         source_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B S D"]:
         """The encoder's states, one for each source token.
@@ -177,7 +178,7 @@ class Transformer(nnx.Module):
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token.
@@ -203,7 +204,7 @@ class Transformer(nnx.Module):
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T D"]:
         """The decoder's states, from which `logits` are made.
@@ -242,7 +243,7 @@ class Transformer(nnx.Module):
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
         *,
-        deterministic: bool | None = None,
+        deterministic: Flag = None,
         rngs: AnyRngs = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token, given the source.
