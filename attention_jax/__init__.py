@@ -19,7 +19,9 @@ from attention_jax.attend import attend as attend
 from attention_jax.attend import attend_with_stats as attend_with_stats
 from attention_jax.attend import attention_weights as attention_weights
 from attention_jax.attend import explain as explain
+from attention_jax.axial import axial_attention as axial_attention
 from attention_jax.plan import Plan as Plan
+from attention_jax.shaw import shaw_attention as shaw_attention
 from attention_jax.softmax import Stats as Stats
 
 __version__ = "0.1.0"

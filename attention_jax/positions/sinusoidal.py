@@ -5,6 +5,7 @@ from jaxtyping import Array, Float, Real
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import as_array, check_count
+from attention_jax.positions.phases import geometric, waves
 
 
 def sinusoidal(
@@ -14,7 +15,8 @@ def sinusoidal(
 
         P(p, 2i) = sin(p / base^(2i / D)),  P(p, 2i + 1) = cos(p / base^(2i / D))
 
-    Sines stand in the even channels, cosines in the odd ones; an odd width ends on a sine.
+    Sines stand in the even channels, cosines in the odd ones; an odd width ends on a sine. At
+    integer positions the phases are exact, however far out.
 
     Args:
         positions: any integer or floating array of positions.
@@ -29,10 +31,5 @@ def sinusoidal(
     """
     as_array("positions", positions)
     features = check_count("features", features, 1)
-    pairs = (features + 1) // 2
-    frequency = base ** (-2.0 * jnp.arange(pairs, dtype=jnp.float32) / features)
-    angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequency.reshape(
-        (1,) * positions.ndim + (pairs,)
-    )
-    waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return waves.reshape(*positions.shape, 2 * pairs)[..., :features]
+    pair = jnp.stack(waves(positions, geometric(base, features), jnp.float32), axis=-1)
+    return pair.reshape(*positions.shape, 2 * pair.shape[-2])[..., :features]

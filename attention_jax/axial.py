@@ -1,0 +1,203 @@
+"""Axial attention: along one axis of a grid, by reshaping.
+
+    attend(query, key, value, mask=masks.axial(shape, axis))
+
+without the mask: every line of the grid is an example of its own, so the cost is T · shape[axis]
+and no pair outside a line is ever touched.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
+from attention_jax._core.checks import as_array, check_inputs
+from attention_jax._core.term import ArrayBias, Sides, Term
+from attention_jax.attend import Implementation, attend
+from attention_jax.kernels.problem import check_mask
+from attention_jax.masks.data import from_array
+from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.strides import check_grid
+from attention_jax.scores.score import Score
+
+
+def axial_attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    shape: Sequence[int],
+    axis: int,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    implementation: Implementation = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Attention along one axis of a grid, `attend(..., mask=masks.axial(shape, axis) & mask)`.
+
+    Args:
+        query: `[*B, T, N, H]`, T the number of cells of the grid in row-major order.
+        key: `[*B, T, K, H]`.
+        value: `[*B, T, K, V]`.
+        shape: the grid's sizes, whose product is T.
+        axis: the axis to look along; negative counts from the last.
+        score: as in `attend`.
+        mask: who may look besides; positions are those of the whole grid, 0..T-1. A mask object, or
+            a bool array that masks keys or queries, `[*B, N or 1, T or 1, 1]` and the like.
+        bias: a bias object, which goes by the same positions.
+        implementation: as in `attend`.
+        block_size: as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype.
+
+    Raises:
+        ValueError: T and S are not the number of cells; a mask array has an entry for each pair.
+
+    Example:
+        >>> image = jnp.ones((3, 32 * 32, 4, 8))
+        >>> axial_attention(image, image, image, (32, 32), axis=0).shape
+        (3, 1024, 4, 8)
+
+    References:
+        Ho et al. 2019, "Axial Attention in Multidimensional Transformers", arXiv:1912.12180, §3.
+    """
+    layout = check_inputs(query, key, value)
+    sizes, at = check_grid(shape, axis)
+    cells = math.prod(sizes)
+    if (layout.T, layout.S) != (cells, cells):
+        raise ValueError(
+            f"a grid of shape {list(sizes)} has {cells} cells, but T = {layout.T} and "
+            f"S = {layout.S}"
+        )
+    if bias is not None and (isinstance(bias, ArrayBias) or not isinstance(bias, Term)):
+        raise TypeError(
+            "axial_attention takes a bias object, which goes by position; for a bias array use "
+            "attend(..., mask=masks.axial(shape, axis), bias=array)"
+        )
+    grid = _Grid(layout.batch, sizes, at)
+    if mask is not None:
+        mask = mask if isinstance(mask, Mask) else from_array(as_array("mask", mask))
+        data = mask.prepare(Lengths(cells, cells))
+        check_mask(data, layout)
+        mask = Lines(mask, grid.sides(data), grid.lost(mask.spoiled()))
+    positions = grid.lines(np.arange(cells, dtype=np.int32), 0)
+    positions = jnp.broadcast_to(positions, (*grid.lead, positions.shape[-1]))
+    out = attend(
+        *(grid.lines(jnp.asarray(x), 2) for x in (query, key, value)),
+        score=score,
+        mask=mask,
+        bias=bias,
+        query_positions=positions,
+        key_positions=positions,
+        implementation=implementation,
+        block_size=block_size,
+        precision=precision,
+    )
+    return grid.whole(out)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """How cells are cut into lines along `axis`."""
+
+    batch: Shape
+    sizes: Shape
+    axis: int
+
+    @property
+    def others(self) -> Shape:
+        """The grid's other sizes, in order."""
+        return self.sizes[: self.axis] + self.sizes[self.axis + 1 :]
+
+    @property
+    def lead(self) -> Shape:
+        """The batch axes of the lines."""
+        return (*self.batch, *self.others)
+
+    def lines(self, x: Any, behind: int) -> Any:
+        """`[..., T, *behind]` to `[..., *others, n, *behind]`."""
+        front = x.ndim - behind - 1
+        x = x.reshape(*x.shape[:front], *self.sizes, *x.shape[front + 1 :])
+        xp = np if isinstance(x, np.ndarray) else jnp
+        return xp.moveaxis(x, front + self.axis, front + len(self.sizes) - 1)
+
+    def whole(self, x: Array) -> Array:
+        """`[*B, *others, n, N, V]` back to `[*B, T, N, V]`."""
+        front = len(self.batch)
+        x = jnp.moveaxis(x, front + len(self.sizes) - 1, front + self.axis)
+        return x.reshape(*self.batch, math.prod(self.sizes), *x.shape[-2:])
+
+    def sides(self, data: Sides) -> Sides:
+        """A mask's data, cut into lines."""
+        return Sides(
+            query=jax.tree.map(lambda x: self._side(x, 0), data.query),
+            key=jax.tree.map(lambda x: self._side(x, 0), data.key),
+            pair=jax.tree.map(self._pair, data.pair),
+        )
+
+    def lost(self, x: Any) -> Any:
+        """Which examples a mask calls spoiled, for all their lines."""
+        return None if x is None else self._side(x, 0)
+
+    def _side(self, x: Any, behind: int) -> Any:
+        """`[*#B, #N, #T, *behind]` to `[*#B, *#others, #N, #n, *behind]`."""
+        rank = len(self.batch) + 2 + behind
+        x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+        head, length = len(self.batch), len(self.batch) + 1
+        if x.shape[length] == 1:
+            ones = (1,) * len(self.others)
+            return x.reshape(*x.shape[:head], *ones, *x.shape[head:])
+        x = self.lines(x, behind)
+        xp = np if isinstance(x, np.ndarray) else jnp
+        return xp.moveaxis(x, head, head + len(self.others))
+
+    def _pair(self, x: Any) -> Any:
+        """A pair array that has one entry for each query, or one for each key."""
+        if x.shape[-2] > 1 and x.shape[-1] > 1:
+            raise ValueError(
+                f"mask has an entry for each pair, {list(x.shape)}; axial_attention takes masks of "
+                "queries or of keys: use attend(..., mask=masks.axial(shape, axis) & mask)"
+            )
+        if x.shape[-2] > 1:
+            return self._side(x, 1)
+        return self._side(x[..., 0, :], 0)[..., None, :]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Lines(Mask):
+    """A mask of the whole grid, with its data cut into lines."""
+
+    mask: Mask
+    sides: Sides
+    lost: Any = None
+
+    def spoiled(self) -> Any:
+        """What the inner mask has lost."""
+        return self.lost
+
+    def prepare(self, lengths: Lengths) -> Sides:
+        """The data, already cut."""
+        return self.sides
+
+    def per_head(self) -> Mask:
+        """The inner mask for one head."""
+        return self.mask.per_head()
+
+    def allowed(self, view: View) -> Any:
+        """As the inner mask."""
+        return self.mask.allowed(view)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """As the inner mask."""
+        return self.mask.decide(low, high)

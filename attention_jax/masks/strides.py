@@ -1,0 +1,272 @@
+"""Masks that repeat along the positions: dilated, strided, summary columns, lines of a grid.
+
+    strided    (p - s) mod stride = 0
+    dilated    the same, within a window
+    summary    s mod size >= size - count
+    axial      all grid coordinates but one agree
+
+Like all masks of positions they hold no array, so their block maps are known while tracing; and for
+blocks of consecutive positions their answers are exact.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.checks import check_count
+from attention_jax._core.record import static
+from attention_jax.masks.mask import Mask, Verdict, View
+
+
+def _distances(low: View, high: View) -> tuple[Any, Any]:
+    """The least and the greatest `key position - query position` of each block."""
+    return (
+        low.key_positions - high.query_positions,
+        high.key_positions - low.query_positions,
+    )
+
+
+def _one_pair(low: View, high: View) -> Any:
+    """Whether all queries of a block stand at one position, and all keys at one."""
+    return (low.query_positions == high.query_positions) & (low.key_positions == high.key_positions)
+
+
+def _multiple_between(least: Any, greatest: Any, step: int) -> Any:
+    """Whether a multiple of `step` lies in [least, greatest]."""
+    return greatest // step * step >= least
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Strided(Mask):
+    """Distances that are multiples of `stride`."""
+
+    stride: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"strided({self.stride})"
+
+    def allowed(self, view: View) -> Any:
+        """`distance mod stride == 0`."""
+        return (view.key_positions - view.query_positions) % self.stride == 0
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the multiples among the block's distances."""
+        some = _multiple_between(*_distances(low, high), self.stride)
+        return Verdict(some, some & (_one_pair(low, high) | (self.stride == 1)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Dilated(Mask):
+    """Distances `j · dilation` with |j| at most `half`."""
+
+    size: int = static()
+    dilation: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"dilated({self.size}, {self.dilation})"
+
+    @property
+    def _reach(self) -> int:
+        return self.size // 2 * self.dilation
+
+    def allowed(self, view: View) -> Any:
+        """Near enough, and on the comb."""
+        distance = view.key_positions - view.query_positions
+        return (abs(distance) <= self._reach) & (distance % self.dilation == 0)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By the multiples among the distances that are near enough."""
+        least, greatest = _distances(low, high)
+        xp = jnp if isinstance(least, jax.Array) else np
+        some = _multiple_between(
+            xp.maximum(least, -self._reach), xp.minimum(greatest, self._reach), self.dilation
+        )
+        inside = (least >= -self._reach) & (greatest <= self._reach)
+        return Verdict(some, some & inside & (_one_pair(low, high) | (self.dilation == 1)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Summary(Mask):
+    """The last `count` keys of every run of `size` positions."""
+
+    size: int = static()
+    count: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"summary({self.size}, {self.count})"
+
+    def allowed(self, view: View) -> Any:
+        """`key position mod size >= size - count`."""
+        return view.key_positions % self.size >= self.size - self.count
+
+    def _below(self, position: Any) -> Any:
+        """How many summary positions there are from 0 to `position`, itself not counted."""
+        rest = position % self.size - (self.size - self.count)
+        return position // self.size * self.count + rest.clip(0)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """By counting the summary positions in the range of keys."""
+        first, last = low.key_positions, high.key_positions
+        found = self._below(last + 1) - self._below(first)
+        return Verdict(found > 0, found == last - first + 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Axial(Mask):
+    """Positions of a grid in row-major order that differ in one coordinate only."""
+
+    shape: tuple[int, ...] = static()
+    axis: int = static()
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"axial({self.shape}, {self.axis})"
+
+    @property
+    def _steps(self) -> tuple[int, int]:
+        """Positions from a cell to its neighbour on the line, and in a whole slab of lines."""
+        step = math.prod(self.shape[self.axis + 1 :])
+        return step, step * self.shape[self.axis]
+
+    def allowed(self, view: View) -> Any:
+        """The same slab, and the same place across the axis."""
+        step, slab = self._steps
+        query, key = view.query_positions, view.key_positions
+        return (query // slab == key // slab) & ((key - query) % step == 0)
+
+    def decide(self, low: View, high: View) -> Verdict:
+        """Slab by slab: between the first and the last that both ranges touch, all is met."""
+        step, slab = self._steps
+        xp = jnp if isinstance(low.query_positions - low.key_positions, jax.Array) else np
+        ranges = (
+            (low.query_positions, high.query_positions),
+            (low.key_positions, high.key_positions),
+        )
+        (q_low, q_high), (k_low, k_high) = ranges
+        first = xp.maximum(q_low // slab, k_low // slab)
+        last = xp.minimum(q_high // slab, k_high // slab)
+
+        def meet(at: Any) -> Any:
+            """Whether a line of slab `at` has a query and a key in it."""
+            (a, b), (c, d) = (
+                (xp.maximum(x, at * slab), xp.minimum(y, at * slab + slab - 1)) for x, y in ranges
+            )
+            return _multiple_between(c - b, d - a, step)
+
+        some = (first <= last) & ((last - first > 1) | meet(first) | meet(last))
+        one_slab = (q_low // slab == k_high // slab) & (k_low // slab == q_high // slab)
+        return Verdict(some, some & one_slab & (_one_pair(low, high) | (step == 1)))
+
+
+def strided(stride: int) -> Mask:
+    """Keys at a distance that is a multiple of `stride`, `(p - s) mod stride = 0`, both ways.
+
+    One of the two factors of the Sparse Transformer's strided pattern; `sparse_strided` is the
+    whole.
+
+    Args:
+        stride: l in the paper, at least 1; 1 is every key.
+
+    Returns:
+        A mask object.
+
+    Example:
+        >>> strided(3).to_array(1, 7)[0].astype(int).tolist()
+        [1, 0, 0, 1, 0, 0, 1]
+
+    References:
+        Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509,
+        §4.3, A^(2) of "strided attention".
+    """
+    return Strided(check_count("stride", stride, 1))
+
+
+def dilated(size: int, dilation: int) -> Mask:
+    """A window with gaps: keys at `p + j · dilation` for |j| <= size // 2.
+
+    Args:
+        size: as in `local`: `size // 2` keys on each side, and the query's own position.
+        dilation: positions from one of them to the next, at least 1; 1 is `local(size)`.
+
+    Returns:
+        A mask object.
+
+    Example:
+        >>> dilated(3, 2).to_array(5, 5)[2].astype(int).tolist()
+        [1, 0, 1, 0, 1]
+
+    References:
+        Beltagy, Peters, Cohan 2020, "Longformer", arXiv:2004.05150, §3.1, "Dilated Sliding Window".
+    """
+    return Dilated(check_count("size", size, 1), check_count("dilation", dilation, 1))
+
+
+def summary(size: int, count: int = 1) -> Mask:
+    """The last `count` keys of every run of `size` positions, `s mod size >= size - count`.
+
+    One of the two factors of the Sparse Transformer's fixed pattern; `sparse_fixed` is the whole.
+
+    Args:
+        size: l in the paper, at least 1.
+        count: c in the paper, 1 to `size`.
+
+    Returns:
+        A mask object.
+
+    References:
+        Child et al. 2019, arXiv:1904.10509, §4.3, A^(2) of "fixed attention".
+    """
+    size, count = check_count("size", size, 1), check_count("count", count, 1)
+    if count > size:
+        raise ValueError(f"count must be at most size, got count {count} and size {size}")
+    return Summary(size, count)
+
+
+def axial(shape: Sequence[int], axis: int) -> Mask:
+    """Attention along one axis of a grid: all other coordinates of query and key agree.
+
+    Position p is the cell of an n-d grid in row-major order, as `reshape` has it. Positions beyond
+    the grid begin another one of the same shape, which sees nothing of the first.
+    `attention_jax.axial_attention` computes the same by reshaping.
+
+    Args:
+        shape: the grid's sizes, each at least 1.
+        axis: the axis to look along; negative counts from the last.
+
+    Returns:
+        A mask object.
+
+    Raises:
+        ValueError: the grid has no such axis.
+
+    Example:
+        >>> axial((2, 3), 0).to_array(6, 6)[1].astype(int).tolist()
+        [0, 1, 0, 0, 1, 0]
+
+    References:
+        Ho et al. 2019, "Axial Attention in Multidimensional Transformers", arXiv:1912.12180, §3.
+    """
+    sizes, at = check_grid(shape, axis)
+    return Axial(sizes, at)
+
+
+def check_grid(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
+    """The grid's sizes as ints, and the axis counted from the first."""
+    sizes = tuple(check_count("shape", size, 1) for size in shape)
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an integer, got {type(axis).__name__}")
+    if not -len(sizes) <= axis < len(sizes):
+        raise ValueError(f"axis {axis} is out of range for a grid of shape {list(sizes)}")
+    return sizes, int(axis) % len(sizes)

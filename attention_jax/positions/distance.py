@@ -1,0 +1,103 @@
+"""Biases that are rows of numbers looked up by distance.
+
+    block(t, s) = rows[t, column(key position s - query position t)]
+
+A gather for each pair would cost more than the rest of attention. But a block of consecutive
+positions has only Tb + Sb - 1 distances: its bias is a strip of that length, slid by one from row
+to row. And beyond some distance all columns are the same, so a block far from the diagonal is one
+number a row. Which of the cases holds is seen from the positions when the block is computed, so any
+positions are right, and the usual ones are fast.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.agree import one_for_all
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import is_concrete
+
+Column = Callable[[Any], Any]
+
+_all_alike = one_for_all(lambda flags: jnp.all(flags, axis=0))
+
+
+def by_distance(
+    rows: Array,
+    query_positions: Array,
+    key_positions: Array,
+    column: Column,
+    limits: tuple[int, int],
+) -> Array:
+    """`rows[t, column(distance)]` for one block, `[Tb, Sb]`.
+
+    Args:
+        rows: `[Tb, C]`, or `[1, C]` for the same in all rows.
+        query_positions: ints `[Tb]`.
+        key_positions: ints `[Sb]`.
+        column: from distances, ints of any shape, to columns.
+        limits: (low, high): the column is the same for all distances <= low, and for all >= high.
+    """
+    shape = (query_positions.shape[0], key_positions.shape[0])
+    low, high = limits
+
+    def beyond(limit: int) -> Callable[[Array], Array]:
+        index = column(np.full((1,), limit, np.int32))
+        return lambda rows: jnp.broadcast_to(_columns(rows, jnp.asarray(index)), shape)
+
+    def strip(rows: Array) -> Array:
+        first = key_positions[0] - query_positions[-1]
+        distances = first + jnp.arange(sum(shape) - 1, dtype=jnp.int32)
+        return slide(_columns(rows, column(distances)), shape)
+
+    def pairs(rows: Array) -> Array:
+        index = column(key_positions[None, :] - query_positions[:, None])
+        if rows.shape[0] == 1:
+            return _columns(rows, index.reshape(-1)).reshape(shape)
+        return jnp.take_along_axis(rows, index, axis=1)
+
+    flags = _flags(query_positions, key_positions, limits)
+    cases = [jax.checkpoint(f) for f in (beyond(low), beyond(high), strip, pairs)]
+    if isinstance(flags, np.ndarray):
+        return cases[int(np.argmax([*flags, True]))](rows)
+    flags = _all_alike(flags)
+    case = jnp.argmax(jnp.concatenate([flags, jnp.ones((1,), bool)]))
+    return jax.lax.switch(case, cases, rows)
+
+
+def _flags(query_positions: Any, key_positions: Any, limits: tuple[int, int]) -> Any:
+    """Whether the block is before the low limit, beyond the high one, of consecutive positions."""
+    known = is_concrete(query_positions, key_positions)
+    xp = np if known else jnp
+    if known:
+        query_positions, key_positions = np.asarray(query_positions), np.asarray(key_positions)
+    least = key_positions.min() - query_positions.max()
+    greatest = key_positions.max() - query_positions.min()
+    steps = [x[1:] - x[:-1] == 1 for x in (query_positions, key_positions)]
+    return xp.stack(
+        [greatest <= limits[0], least >= limits[1], xp.all(steps[0]) & xp.all(steps[1])]
+    )
+
+
+def _columns(rows: Array, index: Array) -> Array:
+    return jnp.take(rows, index, axis=1, mode="clip")
+
+
+def slide(strip: Array, shape: tuple[int, int]) -> Array:
+    """`out[t, s] = strip[t, s + Tb - 1 - t]`: from `[#Tb, Tb + Sb - 1]` to `[Tb, Sb]`.
+
+    One window a row, which XLA copies whole; cutting and reshaping the strip instead is ten times
+    slower on a CPU.
+    """
+    rows, columns = shape
+
+    def window(row: Array, at: Array) -> Array:
+        return jax.lax.dynamic_slice(row, (at,), (columns,))
+
+    at = jnp.arange(rows - 1, -1, -1, dtype=jnp.int32)
+    if strip.shape[0] == 1:
+        return jax.vmap(lambda at: window(strip[0], at))(at)
+    return jax.vmap(window)(strip, at)

@@ -1,0 +1,58 @@
+"""Learned absolute positions: a row of a table for each position."""
+
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from attention_jax._core.checks import as_array, check_floating
+from attention_jax._core.numerics import is_concrete
+
+Table = Annotated[Any, Float[Array, "P D"]]
+Positions = Annotated[Any, Int[Array, "*T"]]
+
+
+def learned(table: Table, positions: Positions) -> Float[Array, "*T D"]:
+    """The learned encoding, `table[positions]`, to be added to the inputs.
+
+    Args:
+        table: `[P, D]`, one row a position; it gets gradients.
+        positions: ints of any shape, in [0, P).
+
+    Returns:
+        The positions' shape with an axis D behind it, with the table's dtype. While tracing, when
+        a position's value is not known, one out of range gives a row of NaN.
+
+    Raises:
+        ValueError: a known position is out of range: there is no row to look up, and repeating the
+            last one silently would be worse.
+
+    Example:
+        >>> learned(jnp.eye(3), jnp.array([2, 0])).tolist()
+        [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+
+    References:
+        Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", arXiv:1705.03122, §3.1.
+    """
+    as_array("table", table)
+    check_floating("table", table)
+    as_array("positions", positions)
+    if table.ndim != 2:
+        raise ValueError(f"table must be [P, D], got {list(table.shape)}")
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise TypeError(f"positions must be integers, got dtype {np.dtype(positions.dtype).name}")
+    rows = table.shape[0]
+    if is_concrete(positions) and np.size(positions):
+        least, most = int(np.min(positions)), int(np.max(positions))
+        if least < 0 or most >= rows:
+            raise ValueError(
+                f"positions run from {least} to {most}, but the table has rows for 0 to {rows - 1}"
+            )
+    positions = jnp.asarray(positions).astype(jnp.int32)
+    # a negative index would count from the end: send it out of range as well
+    return (
+        jnp.asarray(table)
+        .at[jnp.where(positions < 0, rows, positions)]
+        .get(mode="fill", fill_value=jnp.nan)
+    )

@@ -1,0 +1,171 @@
+"""Scalings of rotary frequencies, for inputs longer than those a model was trained on.
+
+A scaling is a small object given as `rotary(..., scaling=)`: it turns the frequencies of the
+rotation into others, and may scale the rotated vectors.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from attention_jax._core.checks import check_count
+from attention_jax.positions.phases import geometric
+
+
+class Scaling:
+    """What `rotary` asks of a scaling."""
+
+    gain: float = 1.0  # what the rotated channels are multiplied by
+
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        """Radians a step of each channel pair, float64 `[width // 2]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no frequencies")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Linear(Scaling):
+    """Positions divided by `factor`."""
+
+    factor: float
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"linear_scaling({self.factor})"
+
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        """All of them divided."""
+        return geometric(base, width) / self.factor
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Ntk(Scaling):
+    """A larger base."""
+
+    factor: float
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return f"ntk_scaling({self.factor})"
+
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        """The fastest unchanged, the slowest divided by the factor."""
+        if width < 4:
+            raise ValueError(f"ntk_scaling needs a rotary width of at least 4, got {width}")
+        return geometric(base * self.factor ** (width / (width - 2)), width)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Yarn(Scaling):
+    """Slow waves divided, fast ones kept, a ramp between."""
+
+    factor: float
+    original_length: int
+    beta_fast: float
+    beta_slow: float
+    gain: float = 1.0
+
+    def __repr__(self) -> str:
+        """Written as it was made."""
+        return (
+            f"yarn_scaling({self.factor}, {self.original_length}, beta_fast={self.beta_fast}, "
+            f"beta_slow={self.beta_slow}, gain={self.gain:.6g})"
+        )
+
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        """`θ / factor` where a wave turns less than `beta_slow` times over the original length."""
+
+        def channel(turns: float) -> float:
+            return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * log_base)
+
+        log_base = math.log(base)
+        low = max(math.floor(channel(self.beta_fast)), 0)
+        high = min(math.ceil(channel(self.beta_slow)), width - 1)
+        pairs = np.arange(width // 2)
+        divided = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)
+        theta = geometric(base, width)
+        return theta / self.factor * divided + theta * (1 - divided)
+
+
+def _factor(factor: float | int) -> float:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        raise TypeError(f"factor must be a number, got {type(factor).__name__}")
+    if not (factor > 0 and math.isfinite(factor)):
+        raise ValueError(f"factor must be positive, got {factor}")
+    return float(factor)
+
+
+def linear_scaling(factor: float | int) -> Scaling:
+    """Position interpolation, `θ' = θ / factor`: as if every position were divided by it.
+
+    Args:
+        factor: new length over trained length.
+
+    Returns:
+        A scaling for `rotary`.
+
+    References:
+        Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
+        Interpolation", arXiv:2306.15595, eq. 4.
+    """
+    return Linear(_factor(factor))
+
+
+def ntk_scaling(factor: float | int) -> Scaling:
+    """NTK-aware interpolation: `base' = base · factor^(W / (W - 2))` at a rotary width W.
+
+    The fastest channels turn as before; the slowest turn `factor` times slower.
+
+    Args:
+        factor: new length over trained length.
+
+    Returns:
+        A scaling for `rotary`.
+
+    References:
+        Peng et al. 2023, "YaRN", arXiv:2309.00071, §3.1, eq. 16 (after bloc97).
+    """
+    return Ntk(_factor(factor))
+
+
+def yarn_scaling(
+    factor: float | int,
+    original_length: int,
+    *,
+    beta_fast: float | int = 32,
+    beta_slow: float | int = 1,
+    gain: float | int | None = None,
+) -> Scaling:
+    """YaRN: slow waves are interpolated, fast ones kept, and the logits sharpened.
+
+        θ'_i = (1 - γ_i) · θ_i / factor + γ_i · θ_i,   gain = 0.1 · ln(factor) + 1
+
+    γ is 1 for channels that turn more than `beta_fast` times over the original length and 0 for
+    those that turn less than `beta_slow` times. Between the two it falls linearly in the channel,
+    as in the authors' code and in the models released with it; the paper's eq. 18 has it linear in
+    the number of turns.
+
+    Args:
+        factor: new length over trained length.
+        original_length: the trained length.
+        beta_fast: turns above which a channel is kept (β in the paper).
+        beta_slow: turns below which it is fully interpolated (α in the paper).
+        gain: what rotated queries and keys are multiplied by; the formula's by default, 1 for a
+            factor of at most 1.
+
+    Returns:
+        A scaling for `rotary`.
+
+    References:
+        Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
+        arXiv:2309.00071, §3.2-3.4, eq. 17-22.
+    """
+    factor = _factor(factor)
+    if not beta_fast > beta_slow > 0:
+        raise ValueError(
+            f"beta_fast must be above beta_slow and both positive, got {beta_fast} and {beta_slow}"
+        )
+    if gain is None:
+        gain = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    length = check_count("original_length", original_length, 1)
+    return Yarn(factor, length, float(beta_fast), float(beta_slow), float(gain))

@@ -1,0 +1,98 @@
+"""Relative positions of Shaw et al.: a key for each distance."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.checks import as_array, check_floating
+from attention_jax._core.numerics import matmul
+from attention_jax._core.record import static
+from attention_jax._core.term import Sides, check_per_head, over_heads
+from attention_jax.positions.bias import Bias, ContentBias
+from attention_jax.positions.distance import by_distance
+
+Table = Annotated[Any, Float[Array, "*N rows H"]]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Shaw(ContentBias):
+    """`q · table[k + clip(distance, -k, k)] / √H`; `reach` is k."""
+
+    table: Any
+    reach: int = static()
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        return "shaw", {"table": self.table}
+
+    def check(self, layout: Layout) -> None:
+        """Rows as deep as the query."""
+        check_per_head("table", self.table, "2k + 1, H", layout, 2 * self.reach + 1, layout.H)
+
+    def prepare(self, query: Array, key: Array) -> Sides:
+        """Every query's product with every row, `[*B, N, T, 2k + 1]`: O(T · k)."""
+        table = over_heads(self.table, 2, query.ndim)
+        products = matmul(query, jnp.swapaxes(table, -1, -2))
+        return Sides(query=products / np.sqrt(max(query.shape[-1], 1)).astype(products.dtype))
+
+    def per_head(self) -> "Shaw":
+        """The table is used up by `prepare`."""
+        return Shaw(None, self.reach)
+
+    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
+        """Looked up by clipped distance."""
+        k = self.reach
+        return by_distance(
+            sides.query,
+            query_positions,
+            key_positions,
+            lambda distance: k + distance.clip(-k, k),
+            (-k, k),
+        )
+
+
+def shaw(table: Table) -> Bias:
+    """Relative keys: `bias(t, s) = q_t · table[k + clip(position_s - position_t, -k, k)] / √H`.
+
+    The paper's e_ts = q_t · (k_s + a_ts) / √H is `scaled_dot() + shaw(table)`. It depends on the
+    query, so it has no array of its own; for the paper's relative values see
+    `attention_jax.shaw_attention`.
+
+    Args:
+        table: `[2k + 1, H]`, shared by all heads as in the paper, or `[N, 2k + 1, H]`. Row k is
+            distance 0; it gets gradients.
+
+    Returns:
+        A bias object.
+
+    Raises:
+        ValueError: an even number of rows.
+
+    Example:
+        >>> from attention_jax.scores import dot
+        >>> query, key = jnp.ones((1, 1, 1)), jnp.zeros((4, 1, 1))
+        >>> (dot() + shaw(jnp.array([[1.0], [2.0], [3.0]])))(query, key).tolist()
+        [[[2.0, 3.0, 3.0, 3.0]]]
+
+    References:
+        Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations",
+        arXiv:1803.02155, eq. 4 and 5.
+    """
+    return Shaw(table, check_odd_table(table))
+
+
+def check_odd_table(table: Any) -> int:
+    """The k of a table with 2k + 1 rows."""
+    as_array("table", table)
+    check_floating("table", table)
+    if table.ndim not in (2, 3) or table.shape[-2] % 2 == 0:
+        raise ValueError(
+            f"table must be [2k + 1, H] or [N, 2k + 1, H], an odd number of rows, got "
+            f"{list(table.shape)}"
+        )
+    return table.shape[-2] // 2

@@ -1,0 +1,143 @@
+"""Attention with relative values: what a query gets depends on how far away it was found.
+
+    out_t = Σ_s p_ts (v_s + value_table[k + clip(position_s - position_t, -k, k)])
+
+The second sum needs only 2k + 1 numbers a query, the weight of each clipped distance. They come out
+of the same engine: those within the band from one pass over the band alone, the two ends from the
+log-sum-exp of what lies beyond it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention_jax._core.axes import (
+    BiasLike,
+    Key,
+    KeyPositions,
+    MaskLike,
+    Query,
+    QueryPositions,
+    Value,
+)
+from attention_jax._core.checks import as_array
+from attention_jax._core.numerics import NEG_INF, matmul
+from attention_jax._core.term import ArrayBias, Term, check_per_head, over_heads
+from attention_jax.attend import Implementation, attend_with_stats, make_request
+from attention_jax.masks.data import from_array
+from attention_jax.masks.mask import Mask
+from attention_jax.masks.patterns import window
+from attention_jax.positions.shaw import Table, check_odd_table, shaw
+from attention_jax.scores.score import Score
+from attention_jax.scores.similarity import scaled_dot
+
+
+def shaw_attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    key_table: Table,
+    value_table: Table,
+    *,
+    score: Score | None = None,
+    mask: Mask | MaskLike | None = None,
+    bias: Term | BiasLike | None = None,
+    query_positions: QueryPositions | None = None,
+    key_positions: KeyPositions | None = None,
+    implementation: Implementation = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Shaw et al.'s attention: relative keys and relative values.
+
+        e_ts  = score(q_t, k_s) + q_t · key_table[c_ts] / √H,   c_ts = k + clip(distance, -k, k)
+        out_t = Σ_s softmax_s(e_ts) · (v_s + value_table[c_ts])
+
+    Nothing of size T·S is built. It costs up to two more passes over the pairs, without values, and
+    one over the band of distances below k; beyond `causal()` there is no pair, and no cost.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        value: `[*B, S, K, V]`.
+        key_table: `[2k + 1, H]` or `[N, 2k + 1, H]`, as for `positions.shaw`, which is this without
+            the relative values.
+        value_table: `[2k + 1, V]` or `[N, 2k + 1, V]`, with a k of its own; it gets gradients.
+        score: as in `attend`.
+        mask: as in `attend`.
+        bias: as in `attend`.
+        query_positions: as in `attend`.
+        key_positions: as in `attend`.
+        implementation: as in `attend`.
+        block_size: as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        `[*B, T, N, V]` with the query's dtype.
+
+    References:
+        Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations",
+        arXiv:1803.02155, eq. 3 and 4.
+    """
+    k = check_odd_table(value_table)
+    if mask is not None and not isinstance(mask, Mask):
+        mask = from_array(as_array("mask", mask))
+    if bias is not None and not isinstance(bias, Term):
+        bias = ArrayBias(as_array("bias", bias))
+    score = scaled_dot() if score is None else score
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be a score object, got {type(score).__name__}")
+    score = score + shaw(key_table)
+    given = {
+        "score": score,
+        "bias": bias,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+    }
+    how = {"implementation": implementation, "block_size": block_size, "precision": precision}
+    layout = make_request(query, key, value, mask=mask, **given).layout
+    check_per_head("value_table", value_table, "2k + 1, V", layout, 2 * k + 1, layout.V)
+
+    def passed(value: Any, where: Mask | None) -> tuple[Array, Array]:
+        both = mask if where is None else where if mask is None else mask & where
+        out, stats = attend_with_stats(query, key, value, mask=both, **given, **how)
+        return out, jnp.swapaxes(stats.lse, -1, -2)[..., None]
+
+    out, lse = passed(value, None)
+    seen = lse != NEG_INF
+    nothing = jnp.zeros((*layout.batch, layout.S, layout.K, 0), lse.dtype)
+
+    def share(part: Array) -> Array:
+        """The weight of a part of the keys, from its log-sum-exp."""
+        return jnp.where(seen, jnp.exp(part - jnp.where(seen, lse, 0)), 0)
+
+    if k == 0:
+        weights = seen.astype(lse.dtype)
+    else:
+        before, after = (passed(nothing, ~w)[1] for w in (window(k - 1, None), window(None, k - 1)))
+        band, part = passed(_residues(key_positions, layout, 2 * k - 1), window(k - 1, k - 1))
+        band = _by_distance(band, query_positions, k).astype(lse.dtype) * share(part)
+        weights = jnp.concatenate([share(before), band, share(after)], axis=-1)
+    table = over_heads(value_table, 2, weights.ndim)
+    relative = matmul(jnp.swapaxes(weights, -2, -3), table)
+    return (out.astype(relative.dtype) + jnp.swapaxes(relative, -2, -3)).astype(out.dtype)
+
+
+def _residues(positions: Any, layout: Any, count: int) -> Array:
+    """One-hot of `position mod count` for each key: within a band of `count`, its distance."""
+    positions = np.arange(layout.S) if positions is None else jnp.asarray(positions)
+    hot = jax.nn.one_hot(positions % count, count, dtype=jnp.float32)
+    hot = hot.reshape((1,) * (len(layout.batch) + 2 - hot.ndim) + hot.shape)[..., None, :]
+    return jnp.broadcast_to(hot, (*layout.batch, layout.S, layout.K, count))
+
+
+def _by_distance(band: Array, positions: Any, k: int) -> Array:
+    """From residues to distances -(k - 1)..k - 1: each row of `[..., T, N, 2k - 1]` turned."""
+    T, count = band.shape[-3], 2 * k - 1
+    positions = jnp.asarray(np.arange(T) if positions is None else positions)
+    residue = (positions[..., None] + np.arange(1 - k, k)[(None,) * positions.ndim]) % count
+    residue = residue.reshape((1,) * (band.ndim - 1 - residue.ndim) + residue.shape)[..., None, :]
+    return jnp.take_along_axis(band, jnp.broadcast_to(residue, band.shape), axis=-1)
