@@ -19,6 +19,9 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.record import Record, static
 
+# The least logarithm of a random feature, relative to the largest of its row.
+_FLOOR = -60
+
 
 class FeatureMap(Record):
     """A feature map; `features(x, positions)` does for both sides unless they are overridden."""
@@ -125,22 +128,22 @@ class Favor(FeatureMap):
                 f"key have depth {depth} (H)"
             )
 
-    def _exponent(self, x: Array) -> tuple[Array, Array]:
+    def _features(self, x: Array) -> tuple[Array, Array]:
+        """Features of which the largest in each row is 1, and the logarithm of the row's factor."""
         x = x * (max(x.shape[-1], 1) ** -0.25)
         products = jnp.matmul(x, jnp.asarray(self.projection).astype(x.dtype).T)
         exponent = products - jnp.sum(x * x, axis=-1, keepdims=True) / 2
         top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
-        return exponent, top
+        # A floor far below rounding: a query and a key whose largest features differ still meet.
+        return jnp.exp(jnp.maximum(exponent - top, _FLOOR)), top[..., 0]
 
     def query(self, x: Array, positions: Array) -> Array:
         """The largest feature of each row is 1."""
-        exponent, top = self._exponent(x)
-        return jnp.exp(exponent - top)
+        return self._features(x)[0]
 
     def key(self, x: Array, positions: Array) -> tuple[Array, Array]:
         """The largest feature of each row is 1, and the logarithm of its factor."""
-        exponent, top = self._exponent(x)
-        return jnp.exp(exponent - top), top[..., 0]
+        return self._features(x)
 
 
 @jax.tree_util.register_dataclass

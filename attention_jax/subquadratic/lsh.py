@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import MaskLike, Query, Value
-from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.checks import as_array, check_count, check_inputs
 from attention_jax._core.numerics import safe_normalize
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp
@@ -118,11 +118,14 @@ def _run(
     window: int | None,
     normalize_keys: bool,
 ) -> Array:
-    key = query
-    heads = query.shape[-2] if query.ndim > 2 else 0
-    if value.ndim > 2 and 0 < value.shape[-2] < heads and heads % value.shape[-2] == 0:
-        value = jnp.repeat(jnp.asarray(value), heads // value.shape[-2], axis=-2)
-    problem = canonical("lsh_attention", query, key, value, mask)
+    shared = check_inputs(query, value, value).group
+    if query.shape[-3] != value.shape[-3]:
+        raise ValueError(
+            f"query length {query.shape[-3]} and value length {value.shape[-3]} must match: "
+            "queries are the keys"
+        )
+    value = jnp.repeat(jnp.asarray(value), shared, axis=-2)
+    problem = canonical("lsh_attention", query, query, value, mask)
     empty = nothing(problem)
     if empty is not None:
         return empty
