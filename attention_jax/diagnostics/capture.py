@@ -208,7 +208,10 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
 
     watch = flavours.Watch(lambda *seen: _look(call, real, *seen))
     output, kept = flavours.run(model(parameters), watch, call.method, args, options)
-    readings = {path: _settle(call, real, path, reading) for path, reading in kept.items()}
+    settled = {path: _settle(call, real, path, reading) for path, reading in kept.items()}
+    # a model that is itself an attention has no path: its class is its name
+    places = {path or reading.facts.kind: path for path, reading in settled.items()}
+    readings = {name: settled[path] for name, path in places.items()}
     if call.loss is None:
         return output, readings, None, None
 
@@ -217,21 +220,23 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
         return call.loss(output)  # type: ignore[misc]
 
     gradients = flavours.parameters_by_path(model(parameters), jax.grad(lost)(parameters))
-    return output, readings, gradient_norms(gradients, list(readings)), _bad(gradients)
+    return output, readings, gradient_norms(gradients, places), _bad(gradients)
 
 
 _compiled = jax.jit(_capture, static_argnums=(0,))
 
 
-def gradient_norms(gradients: dict[str, Array], paths: list[str]) -> dict[str, dict[str, Array]]:
+def gradient_norms(
+    gradients: Mapping[str, Array], places: Mapping[str, str]
+) -> dict[str, dict[str, Array]]:
     """The norms of each attention's gradients by the names of its parts, and "all" of them."""
     found: dict[str, dict[str, Array]] = {}
-    for path in paths:
-        place = path.split("#")[0]
+    for path, place in places.items():
+        start = f"{place.split('#')[0]}/" if place else ""
         squares: dict[str, Array] = {}
         for name, gradient in gradients.items():
-            if name.startswith(f"{place}/"):
-                part = name[len(place) + 1 :].split("/")[0]
+            if name.startswith(start):
+                part = name[len(start) :].split("/")[0]
                 square = jnp.sum(jnp.square(gradient.astype(jnp.float32)))
                 squares[part] = squares.get(part, jnp.float32(0)) + square
         norms = {part: jnp.sqrt(square) for part, square in squares.items()}

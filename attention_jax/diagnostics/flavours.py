@@ -1,7 +1,7 @@
 """Running a model of any kind before an observer, and finding what was observed by module path.
 
-A module keeps what was observed of it as Flax keeps intermediates (`sow`), so that it comes out of
-whatever transformation the module is in; a plain function's calls are kept in the order they come.
+A module keeps what was observed of it as Flax keeps intermediates, so that it comes out of whatever
+transformation the module is in; a plain function's calls are kept in the order they come.
 """
 
 import sys
@@ -33,7 +33,9 @@ class Watch:
         result, kept = self.look(request, run, kind, self.calls)
         self.calls += 1
         if is_nnx(module):
-            module.sow(_intermediate(), _NAME, kept)
+            before = getattr(module, _NAME, None)
+            parts = () if before is None else before.get_value()
+            setattr(module, _NAME, _intermediate()((*parts, kept)))
         elif is_linen(module):
             module.sow(_NAME, _NAME, kept)
         else:

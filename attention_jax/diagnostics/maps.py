@@ -91,7 +91,7 @@ def stacks(names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def rollout(maps: Mapping[str, Array]) -> dict[str, Array]:
+def rollout(maps: Mapping[str, Any]) -> dict[str, Array]:
     """Where each position of a stack of self-attentions has its information from.
 
     Attentions with "cross" in their path look elsewhere and are left out.
@@ -115,6 +115,6 @@ def rollout(maps: Mapping[str, Array]) -> dict[str, Array]:
         rolled: Any = jnp.eye(maps[names[0]].shape[-1], dtype=maps[names[0]].dtype)
         rolled = jnp.broadcast_to(rolled, maps[names[0]].shape)
         for name in names:
-            rolled = (jnp.matmul(maps[name], rolled) + rolled) / 2
+            rolled = (jnp.matmul(jnp.asarray(maps[name]), rolled) + rolled) / 2
         found[stack] = rolled
     return found

@@ -56,7 +56,7 @@ class Reading(Record):
         out_norm: length of the head's output.
         largest: the greatest absolute finite entry of query, key, value and out, `[4]`.
         bad: how many positions of query, key, value and out are not finite, `[4]`.
-        counted: bool `[*#B, 1, T]`, the queries that are real; None where nothing says.
+        counted: bool `[*B, N, T]`, the queries that are real; None where nothing says.
         similarity: `[*B, N, N]`, cosines of the heads' maps once an even spread is taken away.
         weights: `[*B, N, T, S]`.
         mean_map: `[*B, T, S]`, the mean over heads.

@@ -1,0 +1,189 @@
+"""What `capture` says of a model against the weights themselves, in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax.attend import make_request
+from attention_jax.diagnostics import capture, rollout
+from attention_jax.diagnostics.measure import run
+from attention_jax.nnx import AdditiveAttention, MultiHeadAttention, Transformer
+
+RNG = np.random.default_rng(0)
+SOURCE, TARGET = RNG.integers(1, 11, (3, 7)), RNG.integers(1, 11, (3, 5))
+REAL = np.arange(7) < np.array([[7], [4], [2]])
+MODEL = Transformer(2, 4, 16, 32, 11, 13, num_kv_heads=2, rngs=nnx.Rngs(0))
+PATHS = [
+    "encoder/layers/0/self_attention",
+    "encoder/layers/1/self_attention",
+    "decoder/layers/0/self_attention",
+    "decoder/layers/0/cross_attention",
+    "decoder/layers/1/self_attention",
+    "decoder/layers/1/cross_attention",
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return capture(
+        MODEL,
+        SOURCE,
+        TARGET,
+        source_mask=REAL,
+        real={"encoder/*": REAL, "*cross*": REAL},
+        weights=True,
+        similarity=True,
+        rollout=True,
+    )
+
+
+def check_rows(reading, weights):
+    """Every row quantity that follows from the weights."""
+    p = np.asarray(weights, np.float64)
+    T, S = p.shape[-2:]
+    visible = (p > 0).sum(-1)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
+    jacobian = np.eye(S) * p[..., None] - p[..., None] * p[..., None, :]
+    distance = np.arange(S) - np.arange(T)[:, None]
+    wanted = {
+        "entropy": entropy,
+        "relative_entropy": np.where(visible > 1, entropy / np.log(np.maximum(visible, 2)), 0),
+        "largest_weight": p.max(-1),
+        "first_share": p[..., 0],
+        "self_share": np.where(distance == 0, p, 0).sum(-1),
+        "ahead_share": np.where(distance > 0, p, 0).sum(-1),
+        "mean_key": (p * np.arange(S)).sum(-1) / max(S - 1, 1),
+        "visible": visible,
+        "jacobian_norm": np.linalg.norm(jacobian, axis=(-2, -1)),
+        "logit_range": np.log(p.max(-1) / np.where(p > 0, p, 1).min(-1)) * (visible > 0),
+    }
+    for name, value in wanted.items():
+        np.testing.assert_allclose(
+            getattr(reading, name), value, rtol=1e-4, atol=2e-5, err_msg=name
+        )
+
+
+def test_every_attention_is_found_in_the_order_it_ran_and_its_rows_are_those_of_its_weights(found):
+    assert list(found) == PATHS
+    plain = MODEL(jnp.asarray(SOURCE), jnp.asarray(TARGET), source_mask=REAL)
+    np.testing.assert_allclose(found.output, plain, rtol=1e-4, atol=1e-5)
+    weights = MODEL.cross_attention_weights(jnp.asarray(SOURCE), jnp.asarray(TARGET), REAL)
+    np.testing.assert_allclose(found[PATHS[5]].weights, weights[1], rtol=1e-4, atol=1e-6)
+    for reading in found.values():
+        check_rows(reading, reading.weights)
+    cross = found[PATHS[3]]
+    assert (np.asarray(cross.padding_share) < 1e-6).all()
+    assert cross.counted is None
+    assert found[PATHS[0]].counted.shape == (3, 4, 7)
+    assert found[PATHS[2]].padding_share is None
+    assert found[PATHS[2]].facts.mask == "causal()"
+    assert (np.asarray(found[PATHS[2]].ahead_share) == 0).all()
+    assert "decoder/layers/1/cross_attention" in str(found)
+
+
+def test_heads_are_compared_and_layers_added_up(found):
+    for reading in found.values():
+        p = np.asarray(reading.weights, np.float64)
+        apart = p - (p > 0) / np.maximum((p > 0).sum(-1, keepdims=True), 1)
+        products = np.einsum("bmts,bnts->bmn", apart, apart)
+        length = np.sqrt(np.einsum("bnn->bn", products))
+        cosines = products / (length[:, :, None] * length[:, None])
+        np.testing.assert_allclose(reading.similarity, cosines, atol=1e-4)
+    first, second = (np.asarray(found[path].weights).mean(1) for path in PATHS[:2])
+    wanted = (second + np.eye(7)) / 2 @ (first + np.eye(7)) / 2
+    assert list(found.rollout) == [
+        "encoder/layers/*/self_attention",
+        "decoder/layers/*/self_attention",
+    ]
+    np.testing.assert_allclose(found.rollout["encoder/layers/*/self_attention"], wanted, atol=1e-5)
+    assert rollout({"cross_0": first}) == {}
+
+
+def test_a_wide_plane_is_walked_and_says_the_same():
+    shape = (2, 70, 2, 6)
+    query, key, value = (RNG.normal(size=shape).astype(np.float32) for _ in range(3))
+    mask = aj.masks.causal() & aj.masks.padding(jnp.array([70, 41]))
+    real = np.arange(70) < np.array([[60], [41]])
+    request = make_request(query, key, value, mask=mask, block_size=(32, 16))
+    result, rows = jax.jit(lambda r: run(r, (real,)))(request)
+    np.testing.assert_allclose(result.out, aj.attend(query, key, value, mask=mask), atol=1e-5)
+    weights = np.asarray(aj.attention_weights(query, key, mask=mask))
+    check_rows(rows, weights)
+    share = (weights * real[:, None, None]).sum(-1)
+    np.testing.assert_allclose(rows.real_share[..., 0], share, atol=1e-5)
+
+
+def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
+    layer = MultiHeadAttention(2, 8, score="additive", rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+    before = nnx.state(layer)
+
+    def loss(out):
+        return jnp.sum(jnp.square(out))
+
+    found = capture(layer, x, mask=aj.masks.causal(), loss=loss)
+    assert list(found) == ["MultiHeadAttention"]
+    gradient = nnx.grad(lambda m: loss(m(x, mask=aj.masks.causal())))(layer)
+    norms = found.gradient_norms["MultiHeadAttention"]
+    for name in ("query", "key", "value", "out", "score"):
+        total = sum(float((g**2).sum()) for g in jax.tree.leaves(gradient[name]))
+        np.testing.assert_allclose(norms[name], np.sqrt(total), rtol=1e-3)
+    assert all(int(n) == 0 for n in found.bad_gradients.values())
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(layer), before)
+    assert not jax.tree.leaves(nnx.state(layer, nnx.Intermediate))
+
+
+class Loop(nnx.Module):
+    """The same layer three times, in remat and a scan, compiled by itself."""
+
+    def __init__(self):
+        self.layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+        self.other = AdditiveAttention(8, 8, 4, rngs=nnx.Rngs(1))
+
+    @nnx.jit
+    def __call__(self, x):
+        return nnx.remat(lambda layer, x: layer(x))(self.layer, x) + self.other(x, x)
+
+
+def test_what_runs_inside_jit_and_remat_is_seen_traced_before_or_not():
+    model, x = Loop(), RNG.normal(size=(2, 5, 8)).astype(np.float32)
+    plain = model(x)
+    found = capture(model, x, weights=True)
+    assert list(found) == ["layer", "other"]
+    np.testing.assert_allclose(found.output, plain, rtol=1e-5, atol=1e-6)
+    check_rows(found["layer"], model.layer.attention_weights(x))
+    np.testing.assert_array_equal(model(x), plain)  # and runs unobserved again
+
+
+def test_functions_the_same_module_twice_and_empty_axes():
+    x = RNG.normal(size=(5, 2, 8)).astype(np.float32)
+
+    def twice(x, *, causal):
+        mask = aj.masks.causal() if causal else None
+        return aj.attend(aj.attend(x, x, x, mask=mask), x, x)
+
+    found = capture(twice, x, causal=True)
+    assert list(found) == ["attend#0", "attend#1"]
+    assert found["attend#0"].visible.tolist() == [[1, 2, 3, 4, 5]] * 2
+    assert capture(twice, x, causal=False)["attend#0"].visible.tolist() == [[5] * 5] * 2
+    nothing = capture(twice, x[:0], causal=False)["attend#0"]
+    assert nothing.entropy.shape == (2, 0)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="no attention of attention_jax ran"):
+        capture(lambda x: x, np.ones(3))
+    with pytest.raises(TypeError, match="model must be a Flax module or a function, got int"):
+        capture(3)
+    layer, x = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0)), np.ones((1, 3, 8), np.float32)
+    with pytest.raises(TypeError, match="must be boolean"):
+        capture(layer, x, real=np.ones((1, 3)))
+    with pytest.raises(ValueError, match="'decoder/\\*' matches none of"):
+        capture(layer, x, real={"decoder/*": np.ones((1, 3), bool)})
+    with pytest.raises(ValueError, match="the model has none"):
+        capture(lambda x: aj.attend(x, x, x), x[..., None], loss=jnp.sum)
+    with pytest.raises(ValueError, match="variables are for Linen"):
+        capture(layer, x, variables={})
