@@ -44,28 +44,33 @@ def by_distance(
     shape = (query_positions.shape[0], key_positions.shape[0])
     low, high = limits
 
-    def beyond(limit: int) -> Callable[[Array], Array]:
+    def beyond(limit: int) -> Callable[[Array, Array], Array]:
         index = column(np.full((1,), limit, np.int32))
-        return lambda rows: jnp.broadcast_to(_columns(rows, jnp.asarray(index)), shape)
+        return lambda rows, _: jnp.broadcast_to(_columns(rows, jnp.asarray(index)), shape)
 
     def strip(rows: Array) -> Array:
-        first = key_positions[0] - query_positions[-1]
-        distances = first + jnp.arange(sum(shape) - 1, dtype=jnp.int32)
-        return slide(_columns(rows, column(distances)), shape)
+        distances = jnp.arange(sum(shape) - 1, dtype=jnp.int32)
+        return _columns(rows, column(distances + (key_positions[0] - query_positions[-1])))
 
-    def pairs(rows: Array) -> Array:
+    def near(rows: Array, ready: Array | None) -> Array:
+        return slide(strip(rows) if ready is None else ready, shape)
+
+    def pairs(rows: Array, _: Array | None) -> Array:
         index = column(key_positions[None, :] - query_positions[:, None])
         if rows.shape[0] == 1:
             return _columns(rows, index.reshape(-1)).reshape(shape)
         return jnp.take_along_axis(rows, index, axis=1)
 
     flags = _flags(query_positions, key_positions, limits)
-    cases = [jax.checkpoint(f) for f in (beyond(low), beyond(high), strip, pairs)]
+    cases = [jax.checkpoint(f) for f in (beyond(low), beyond(high), near, pairs)]
+    # A strip for all rows is made outside of the branches: inside, XLA would fuse it with what
+    # reads it and make it anew for each pair. One for each row costs too much to be made in vain.
+    ready = strip(rows) if rows.shape[0] == 1 else None
     if isinstance(flags, np.ndarray):
-        return cases[int(np.argmax([*flags, True]))](rows)
+        return cases[int(np.argmax([*flags, True]))](rows, ready)
     flags = _all_alike(flags)
     case = jnp.argmax(jnp.concatenate([flags, jnp.ones((1,), bool)]))
-    return jax.lax.switch(case, cases, rows)
+    return jax.lax.switch(case, cases, rows, ready)
 
 
 def _flags(query_positions: Any, key_positions: Any, limits: tuple[int, int]) -> Any:
