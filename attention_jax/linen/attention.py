@@ -1,38 +1,27 @@
 """Multi-head attention with any score, any mask and the engine's memory, under Flax's names."""
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float
 
+from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import as_array, check_count
 from attention_jax._modules.arguments import (
     AnyBias,
     AnyMask,
     KeyInputs,
     QueryInputs,
     ValueInputs,
-    check_width,
     combine,
-    head_depth,
 )
 from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
-from attention_jax._modules.shield import shielded
-from attention_jax.linen.base import AttentionLayer
-from attention_jax.linen.decode import extend
-from attention_jax.linen.norm import LayerNorm
-from attention_jax.linen.scores import AnyScore, ScoreParameters, check_score
+from attention_jax.cache import KVCache
+from attention_jax.linen.caching import store_cache, stored_cache
+from attention_jax.linen.heads import ProjectedAttention
 from attention_jax.softmax import Stats
 
 
-class MultiHeadAttention(AttentionLayer):
+class MultiHeadAttention(ProjectedAttention):
     """Multi-head attention: N attentions side by side, each on its own projections.
 
         out = Σ_n  attend(x_q W_n^query, x_k W_n^key, x_v W_n^value) W_n^out
@@ -57,13 +46,21 @@ class MultiHeadAttention(AttentionLayer):
         bias_init: Initialiser of the biases.
         out_bias_init: That of the output bias; None is `bias_init`.
         use_bias: Whether the projections have biases.
-        decode: Whether keys and values are kept in the collection "cache" and calls bring the next
-            tokens only, one or several. `init` with inputs of the greatest length makes room.
+        decode: Whether calls bring the next tokens only, one or several, and keys and values are
+            kept in the collection "cache", as in Flax; `init` with inputs of the greatest length
+            makes room. See `with_cache` for state in, state out.
         normalize_qk: Whether queries and keys go through a LayerNorm each, without bias.
         score: A score object, whose float arrays train from then on; a recipe such as
             `attention_jax.linen.additive(32)`; a name ("dot", "scaled_dot", "general", "additive",
             "concat", "cosine"); a function `(num_heads, head_dim, key) -> Score`; None is the
             scaled dot product.
+        positions: A position scheme: a recipe such as `attention_jax.linen.rotary()`, a name
+            ("rotary", "alibi", "relative_bias", "shaw"), or a bias object, whose float arrays train
+            from then on; None is none.
+        value_features: The width that the values of N heads have, a multiple of N; None is
+            `qkv_features`.
+        fused_qkv: Whether self-attention makes queries, keys and values in one matrix product. The
+            parameters are the same, and so are the numbers.
         dtype: Dtype of the computation; None follows the inputs and the parameters.
         param_dtype: Dtype of the parameters.
         dropout_rate: Probability that a weight is dropped in training, in [0, 1).
@@ -98,32 +95,6 @@ class MultiHeadAttention(AttentionLayer):
         arXiv:2302.05442, §2.1 (`normalize_qk`).
     """
 
-    num_heads: int
-    in_features: int | None = None
-    qkv_features: int | None = None
-    out_features: int | None = None
-    num_kv_heads: int | None = None
-    in_kv_features: int | None = None
-    _: dataclasses.KW_ONLY
-    broadcast_dropout: bool = False
-    out_kernel_init: Initializer | None = None
-    bias_init: Initializer = BIAS_INIT
-    out_bias_init: Initializer | None = None
-    use_bias: bool = True
-    decode: bool = False
-    normalize_qk: bool = False
-    score: AnyScore = None
-
-    def __post_init__(self) -> None:
-        for name in ("in_features", "qkv_features", "out_features", "in_kv_features"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 1)
-        check_count("num_heads", self.num_heads, 1)
-        known = self.in_features if self.qkv_features is None else self.qkv_features
-        head_depth(self.num_heads if known is None else known, self.num_heads, self._kv_heads())
-        check_score(self.score)
-        super().__post_init__()
-
     def __call__(
         self,
         inputs_q: QueryInputs,
@@ -132,6 +103,10 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
+        is_causal: bool = False,
+        valid: Any = None,
         deterministic: Flag = None,
         dropout_rng: Any = None,
         sow_weights: bool = False,
@@ -143,27 +118,42 @@ class MultiHeadAttention(AttentionLayer):
             inputs_k: `[*B, S, in_kv_features]`; None is `inputs_q`.
             inputs_v: `[*B, S, in_kv_features]`; None is `inputs_k`.
             mask: A mask object or boolean array, True where a query may see a key; both this one
-                and the layer's own must allow a pair. In a decoding step its keys are the cache's.
+                and the layer's own must allow a pair. In a decoding step its keys are the cache's
+                slots.
             bias: Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.
+            query_positions: ints `[T]` or `[*B, T]`, 0..T-1 by default.
+            key_positions: ints `[S]` or `[*B, S]`; by default those of the queries where the keys
+                are made of the same inputs, else 0..S-1.
+            is_causal: Whether a query sees keys up to its own position only.
+            valid: bool `[*#B, T]`, in a decoding step: which of its tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             dropout_rng: The dropout key; None takes one from the stream "dropout".
             sow_weights: Whether to put the weights, before dropout, into the collection
-                "intermediates" as "attention_weights".
+                "intermediates" as "attention_weights"; that takes O(T·S) memory.
 
         Returns:
             `[*B, T, out_features]`.
 
         Raises:
-            ValueError: If shapes do not fit, or in training there is no randomness.
+            ValueError: If shapes do not fit, in training there is no randomness, or the cache is
+                full.
             TypeError: If a mask array is not boolean.
         """
-        options = {
-            "mask": mask,
-            "bias": bias,
-            "deterministic": deterministic,
-            "dropout_rng": dropout_rng,
-        }
-        return self._forward(inputs_q, inputs_k, inputs_v, sow_weights=sow_weights, **options)[0]
+        flags = {"deterministic": deterministic, "dropout_rng": dropout_rng}
+        if self.decode:
+            self._check_decode(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+            if sow_weights:
+                raise NotImplementedError("sow_weights: a decoding step has no weights to sow")
+            return self._step(inputs_q, valid=valid, mask=mask, bias=bias, **flags)
+        if valid is not None:
+            raise ValueError("valid is for decode=True; hide tokens from all by a mask")
+        arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+        told |= {"mask": combine(masks.causal() if is_causal else None, mask), "bias": bias}
+        if sow_weights:
+            self.sow("intermediates", "attention_weights", self._weights(*arrays[:2], **told))
+        shared = self.broadcast_dropout
+        result = self._run(*arrays, **told, **flags, shared_dropout=shared)
+        return self._project_out(result.out, inputs_q.shape[-1])
 
     def with_stats(
         self,
@@ -173,6 +163,8 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
         deterministic: Flag = None,
         dropout_rng: Any = None,
     ) -> tuple[Float[Array, "*B T out"], Stats]:
@@ -184,19 +176,21 @@ class MultiHeadAttention(AttentionLayer):
             inputs_v: As in the call.
             mask: As in the call.
             bias: As in the call.
+            query_positions: As in the call.
+            key_positions: As in the call.
             deterministic: As in the call.
             dropout_rng: As in the call.
 
         Returns:
             The output `[*B, T, out_features]`, and statistics `[*B, N, T]`, before dropout.
         """
-        options = {
-            "mask": mask,
-            "bias": bias,
-            "deterministic": deterministic,
-            "dropout_rng": dropout_rng,
-        }
-        return self._forward(inputs_q, inputs_k, inputs_v, statistics=True, **options)
+        arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+        told |= {"mask": mask, "bias": bias}
+        flags = {"deterministic": deterministic, "dropout_rng": dropout_rng}
+        shared = self.broadcast_dropout
+        result = self._run(*arrays, **told, **flags, shared_dropout=shared, statistics=True)
+        assert result.stats is not None  # asked for above
+        return self._project_out(result.out, inputs_q.shape[-1]), result.stats
 
     def attention_weights(
         self,
@@ -205,6 +199,8 @@ class MultiHeadAttention(AttentionLayer):
         *,
         mask: AnyMask = None,
         bias: AnyBias = None,
+        query_positions: Any = None,
+        key_positions: Any = None,
     ) -> Float[Array, "*B N T S"]:
         """The weights, before dropout: rows sum to 1, or to 0 where a query may see nothing.
 
@@ -213,123 +209,56 @@ class MultiHeadAttention(AttentionLayer):
             inputs_k: As in the call.
             mask: As in the call.
             bias: As in the call.
+            query_positions: As in the call.
+            key_positions: As in the call.
 
         Returns:
             `[*B, N, T, S]`.
         """
-        return self._forward(inputs_q, inputs_k, None, mask=mask, bias=bias, only_weights=True)
+        arrays, told = self._inputs(inputs_q, inputs_k, None, query_positions, key_positions)
+        return self._weights(*arrays[:2], **told, mask=mask, bias=bias)
 
-    @nn.compact
-    def _forward(
-        self,
-        inputs_q: Any,
-        inputs_k: Any,
-        inputs_v: Any,
-        *,
-        mask: AnyMask,
-        bias: AnyBias,
-        deterministic: Flag = None,
-        dropout_rng: Any = None,
-        statistics: bool = False,
-        sow_weights: bool = False,
-        only_weights: bool = False,
-    ) -> Any:
-        """Everything that has parameters: `(out, stats)`, or the weights alone."""
-        inputs_k, inputs_v = self._inputs(inputs_q, inputs_k, inputs_v)
-        width = inputs_q.shape[-1]
-        features = width if self.qkv_features is None else self.qkv_features
-        depth = head_depth(features, self.num_heads, self._kv_heads())
-        query, key = (
-            shielded(self._to_heads(name, heads, depth), x)
-            for name, heads, x in (
-                ("query", self.num_heads, inputs_q),
-                ("key", self._kv_heads(), inputs_k),
-            )
-        )
-        sizes = Sizes(self.num_heads, depth, depth, self.param_dtype, self.kernel_init)
-        score = ScoreParameters(self.score, self.dtype, name="score")(sizes)
-        told: dict[str, Any] = {"score": score, "bias": bias}
-        if only_weights and not self.decode:
-            return self._weights(query, key, mask=mask, **told)
-        value = shielded(self._to_heads("value", self._kv_heads(), depth, norm=False), inputs_v)
-        valid = None
-        if self.decode:
-            key, value, causal, positions, valid = extend(self, key, value, keep=not only_weights)
-            told |= positions
-            mask = combine(causal, mask)
-        if only_weights:
-            return self._weights(query, key, mask=mask, **told)
-        if sow_weights:
-            weights = self._weights(query, key, mask=mask, **told)
-            self.sow("intermediates", "attention_weights", weights)
-        result = self._run(
-            query,
-            key,
-            value,
-            mask=mask,
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
-            shared_dropout=self.broadcast_dropout,
-            statistics=statistics,
-            **told,
-        )
-        if valid is not None:
-            result = jax.tree.map(lambda x: jnp.where(valid, x, jnp.nan), result)
-        out = self._dense(
-            "out",
-            width if self.out_features is None else self.out_features,
-            axis=(-2, -1),
-            kernel_init=self.out_kernel_init or self.kernel_init,
-            bias_init=self.out_bias_init or self.bias_init,
-        )
-        return out(result.out), result.stats
-
-    @nn.nowrap
-    def _kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-    @nn.nowrap
-    def _inputs(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Any, Any]:
-        """Keys' and values' inputs, all three checked."""
+    def _inputs(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
+    ) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+        """Query, key and value; the score and where they stand, as the engine takes them."""
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
                     "inputs_v without inputs_k: give what the keys are made of as inputs_k"
                 )
             inputs_k = inputs_q
+        if key_at is None and inputs_k is inputs_q:
+            key_at = query_at
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        kv_features = self.in_features if self.in_kv_features is None else self.in_kv_features
-        for name, x, features, letters in (
-            ("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]"),
-            ("inputs_k", inputs_k, kv_features, "[*B, S, in_kv_features]"),
-            ("inputs_v", inputs_v, kv_features, "[*B, S, in_kv_features]"),
-        ):
-            shape = np.shape(as_array(name, x))
-            comes = shape[-1] if shape else 0
-            check_width(name, x, comes if features is None else features, letters)
-        return inputs_k, inputs_v
+        *arrays, score = self._project(inputs_q, inputs_k, inputs_v, query_at, key_at)
+        told = {"score": score, "query_positions": query_at, "key_positions": key_at}
+        return (arrays[0], arrays[1], arrays[2]), told
 
-    @nn.nowrap
-    def _dense(self, name: str, features: Any, **options: Any) -> nn.DenseGeneral:
-        given = {"kernel_init": self.kernel_init, "bias_init": self.bias_init, **options}
-        return nn.DenseGeneral(
-            features,
-            use_bias=self.use_bias,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            precision=self.precision,
-            name=name,
-            **given,
+    def _step(self, inputs: Any, **options: Any) -> Array:
+        """The next tokens, behind those in the collection "cache"."""
+        cache = stored_cache(self)
+        if cache is not None:
+            out, cache = self.with_cache(inputs, cache, **options)
+            store_cache(self, cache)
+            return out
+        # The first call makes room: for as many tokens as it brings, and none is kept.
+        _, key, value, _ = self._project(inputs, inputs, inputs, None, None)
+        *batch, length, heads, depth = key.shape
+        cache = KVCache.init(
+            tuple(batch), length, heads, depth, dtype=key.dtype, value_depth=value.shape[-1]
         )
+        out, _ = self.with_cache(inputs, cache, **options)
+        store_cache(self, cache)
+        return out
 
-    @nn.nowrap
-    def _to_heads(
-        self, name: str, heads: int, depth: int, *, norm: bool = True
-    ) -> Callable[[Array], Array]:
-        """The projection of that name and, for queries and keys, the norm behind it."""
-        dense = self._dense(name, (heads, depth))
-        if not (norm and self.normalize_qk):
-            return dense
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        after = LayerNorm(use_bias=False, name=f"{name}_ln", **dtypes)
-        return lambda x: after(dense(x))
+    def _check_decode(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
+    ) -> None:
+        if any(x is not None and x is not inputs_q for x in (inputs_k, inputs_v)):
+            raise ValueError(
+                "decode=True is self-attention and makes keys and values of inputs_q alone; for a "
+                "memory that stays use `remember` and `recall`"
+            )
+        if query_at is not None or key_at is not None:
+            raise ValueError("decode=True takes positions from the cache: give none")

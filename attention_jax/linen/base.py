@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
+from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer
@@ -23,7 +24,7 @@ class AttentionLayer(nn.Module, kw_only=True):
     dtype: Any = None
     param_dtype: Any = jnp.float32
     dropout_rate: float | int = 0.0
-    deterministic: bool | None = None
+    deterministic: Flag = None
     precision: Any = None
     kernel_init: Initializer = KERNEL_INIT
     mask: AnyMask = None
@@ -70,7 +71,8 @@ class AttentionLayer(nn.Module, kw_only=True):
                 **positions,
                 **dropout,
             )
-            return execute(request, self.implementation)
+            with owned_by(self):
+                return execute(request, self.implementation)
 
         training = is_training(name, self.dropout_rate, deterministic, self.deterministic)
         if training is False:

@@ -1,6 +1,6 @@
-"""The parameters of a layer's score, in Linen's tree."""
+"""The parameters of a layer's score and of its position scheme, in Linen's tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._modules import recipes
+from attention_jax._core.term import Term
+from attention_jax._modules import places, recipes
 from attention_jax._modules.arguments import cast
-from attention_jax._modules.recipes import ScoreRecipe, Sizes
+from attention_jax._modules.places import PositionRecipe
+from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax.scores import Score
 
 ScoreFactory = Callable[[int, int, Any], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
+AnyPositions = PositionRecipe | Term | str | None
 
 
 def is_factory(score: AnyScore) -> bool:
@@ -28,11 +31,35 @@ def check_score(score: AnyScore) -> None:
         recipes.recipe(score)  # type: ignore[arg-type]
 
 
-class ScoreParameters(nn.Module):
-    """The parameters of a layer's score; called, it gives the score itself.
+class Parameters(nn.Module, kw_only=True):
+    """The parameters that a recipe names.
 
-    Floating arrays are parameters and train. Arrays of another kind are constants: those of a score
+    Floating arrays are parameters and train. Arrays of another kind are constants: those of an
     object stay in it, those that a factory draws are variables of the collection "constants".
+
+    Args:
+        dtype: The dtype of floating arrays in the computation; None is their own.
+    """
+
+    dtype: Any = None
+
+    @nn.compact
+    def values(self, draws: Mapping[str, Draw], *, drawn: bool = False) -> dict[str, Array]:
+        """The present values of the parameters, each drawn by its function at `init`."""
+        found = {}
+        for name, draw in draws.items():
+            kind = jax.eval_shape(draw, jax.random.key(0)).dtype
+            if jnp.issubdtype(kind, jnp.floating):
+                found[name] = jnp.asarray(cast(self.param(name, draw), self.dtype))
+            elif drawn:
+                found[name] = self.variable("constants", name, draw, jax.random.key(0)).value
+            else:
+                found[name] = draw(jax.random.key(0))
+        return found
+
+
+class ScoreParameters(Parameters):
+    """The parameters of a layer's score; called, it gives the score itself.
 
     Args:
         score: As in `MultiHeadAttention`.
@@ -40,9 +67,7 @@ class ScoreParameters(nn.Module):
     """
 
     score: AnyScore = None
-    dtype: Any = None
 
-    @nn.compact
     def __call__(self, sizes: Sizes) -> Score:
         """The score with the present values of its parameters."""
         score, drawn = self.score, is_factory(self.score)
@@ -56,16 +81,26 @@ class ScoreParameters(nn.Module):
                     f"got {type(score).__name__}"
                 )
         recipe = recipes.recipe(score)  # type: ignore[arg-type]
-        values = {}
-        for name, draw in recipe.parameters(sizes).items():
-            kind = jax.eval_shape(draw, jax.random.key(0)).dtype
-            if jnp.issubdtype(kind, jnp.floating):
-                values[name] = self._cast(self.param(name, draw))
-            elif drawn:
-                values[name] = self.variable("constants", name, draw, jax.random.key(0)).value
-            else:
-                values[name] = draw(jax.random.key(0))
-        return recipe.bare().build(values)
+        return recipe.bare().build(self.values(recipe.parameters(sizes), drawn=drawn))
 
-    def _cast(self, value: Array) -> Array:
-        return jnp.asarray(cast(value, self.dtype))
+
+class PositionParameters(Parameters):
+    """The parameters of a layer's position scheme; called, it gives what is added to the scores.
+
+    Args:
+        positions: As in `MultiHeadAttention`.
+        dtype: The dtype of floating arrays in the computation; None is their own.
+    """
+
+    positions: AnyPositions = None
+
+    def __call__(self, sizes: Sizes) -> Term | None:
+        """The bias with the present values of its parameters; None for nothing."""
+        recipe = places.recipe(self.positions)
+        recipe.check(sizes)
+        return recipe.bare().bias(self.values(recipe.parameters(sizes)), sizes.num_heads)
+
+    @nn.nowrap
+    def turn(self, x: Array, at: Any) -> Array:
+        """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
+        return places.recipe(self.positions).turn(x, at)

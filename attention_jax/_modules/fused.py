@@ -1,0 +1,50 @@
+"""Several projections of one input in one matrix product, their parameters left as they are."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import promote
+
+
+def fused_product(
+    x: Array,
+    kernels: Sequence[Array],
+    biases: Sequence[Array | None],
+    *,
+    dtype: Any,
+    precision: Any,
+) -> Array:
+    """`[x W_1 + b_1; x W_2 + b_2; …]` from one product with all the kernels side by side.
+
+    Args:
+        x: `[..., D]`.
+        kernels: `[D, heads, depth]` each.
+        biases: `[heads, depth]` each, or all of them None.
+        dtype: Dtype of the product; None is that of the arrays together.
+        precision: As in `jax.lax.Precision`.
+
+    Returns:
+        `[..., Σ heads·depth]`, which `split_parts` takes apart.
+    """
+    present = [b for b in biases if b is not None]
+    dtype = promote(*(a.dtype for a in (x, *kernels, *present))) if dtype is None else dtype
+    kernel = jnp.concatenate([k.reshape(k.shape[0], -1).astype(dtype) for k in kernels], axis=1)
+    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    y = jax.lax.dot_general(x.astype(dtype), kernel, dims, precision=precision)
+    if present:
+        bias = jnp.concatenate([b.reshape(-1).astype(dtype) for b in present])
+        y = y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+    return y
+
+
+def split_parts(joined: Array, heads: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The parts of `[..., Σ heads·depth]`, each with the last axes `(heads, depth)` of its own."""
+    ends = np.cumsum([math.prod(shape) for shape in heads])[:-1].tolist()
+    parts = jnp.split(joined, ends, axis=-1)
+    return [p.reshape(*p.shape[:-1], *shape) for p, shape in zip(parts, heads, strict=True)]

@@ -1,0 +1,207 @@
+"""From features to heads and back: what multi-head attention is made of."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import as_array, check_count
+from attention_jax._modules import places
+from attention_jax._modules.arguments import check_width, head_depth
+from attention_jax._modules.fused import fused_product, split_parts
+from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
+from attention_jax._modules.shield import shielded
+from attention_jax.linen.caching import CachedAttention
+from attention_jax.linen.norm import LayerNorm
+from attention_jax.linen.projection import Projection
+from attention_jax.linen.scores import (
+    AnyPositions,
+    AnyScore,
+    PositionParameters,
+    ScoreParameters,
+    check_score,
+)
+from attention_jax.scores import Score
+
+
+class ProjectedAttention(CachedAttention):
+    """A cached attention whose queries, keys and values are linear in its inputs."""
+
+    num_heads: int
+    in_features: int | None = None
+    qkv_features: int | None = None
+    out_features: int | None = None
+    num_kv_heads: int | None = None
+    in_kv_features: int | None = None
+    _: dataclasses.KW_ONLY
+    broadcast_dropout: bool = False
+    out_kernel_init: Initializer | None = None
+    bias_init: Initializer = BIAS_INIT
+    out_bias_init: Initializer | None = None
+    use_bias: bool = True
+    decode: bool = False
+    normalize_qk: bool = False
+    score: AnyScore = None
+    positions: AnyPositions = None
+    value_features: int | None = None
+    fused_qkv: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads, 1)
+        widths = ("in_features", "qkv_features", "out_features", "in_kv_features", "value_features")
+        for name in widths:
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
+        self._check_heads()
+        check_score(self.score)
+        places.recipe(self.positions)
+        super().__post_init__()
+
+    @nn.nowrap
+    def _check_heads(self) -> None:
+        known = self.in_features if self.qkv_features is None else self.qkv_features
+        if known is None:
+            head_depth(self.num_heads, self.num_heads, self._kv_heads())
+        else:
+            places.recipe(self.positions).check(self._sizes(known))
+        if self.value_features is not None and self.value_features % self.num_heads:
+            raise ValueError(
+                f"value_features {self.value_features} must be a multiple of "
+                f"num_heads {self.num_heads} (N)"
+            )
+        if self.fused_qkv and self.in_kv_features not in (None, self.in_features):
+            raise ValueError(
+                f"fused_qkv needs one input for queries, keys and values, but in_features is "
+                f"{self.in_features} and in_kv_features {self.in_kv_features}"
+            )
+
+    def setup(self) -> None:
+        """The parts, under Flax's names."""
+        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        options = {"use_bias": self.use_bias, "precision": self.precision, **dtypes}
+        inits = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        self.query = Projection(**inits, **options)
+        self.key = Projection(**inits, **options)
+        self.value = Projection(**inits, **options)
+        self.query_ln = LayerNorm(use_bias=False, **dtypes) if self.normalize_qk else None
+        self.key_ln = LayerNorm(use_bias=False, **dtypes) if self.normalize_qk else None
+        self.out = Projection(
+            axes=2,
+            kernel_init=self.out_kernel_init or self.kernel_init,
+            bias_init=self.out_bias_init or self.bias_init,
+            **options,
+        )
+        self._matched = ScoreParameters(score=self.score, dtype=self.dtype, name="score")
+        self._placed = PositionParameters(
+            positions=self.positions, dtype=self.dtype, name="positions"
+        )
+
+    def _project(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
+    ) -> tuple[Array, Array, Array, Score]:
+        """Query, key and value, the first two normalised and turned, and the score."""
+        self._check(inputs_q, inputs_k, inputs_v)
+        sizes = self._sizes(inputs_q.shape[-1])
+        one = inputs_q is inputs_k is inputs_v
+        if self.fused_qkv and one and not self.is_initializing():
+            query, key, value = self._fused(inputs_q, sizes)
+        else:
+            query = shielded(self._to_query(sizes), inputs_q)
+            key = shielded(self._to_key(sizes), inputs_k)
+            value = shielded(self._to_value(sizes), inputs_v)
+        turn = self._placed.turn
+        return turn(query, query_at), turn(key, key_at), value, self._score(sizes)
+
+    def _project_query(self, inputs_q: Any, at: Any) -> tuple[Array, Score]:
+        self._check(inputs_q)
+        sizes = self._sizes(inputs_q.shape[-1])
+        query = shielded(self._to_query(sizes), inputs_q)
+        return self._placed.turn(query, at), self._score(sizes)
+
+    def _project_memory(self, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array]:
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        self._check(None, inputs_k, inputs_v)
+        width = self.in_features if self.qkv_features is None else self.qkv_features
+        if width is None:
+            raise ValueError("remember sees no queries: give in_features or qkv_features")
+        sizes = self._sizes(width)
+        key = self._placed.turn(shielded(self._to_key(sizes), inputs_k), None)
+        return key, shielded(self._to_value(sizes), inputs_v)
+
+    def _project_out(self, out: Array, width: int) -> Array:
+        return self.out(out, (width if self.out_features is None else self.out_features,))
+
+    @nn.nowrap
+    def _shared_dropout(self) -> bool:
+        return self.broadcast_dropout
+
+    @nn.nowrap
+    def _kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @nn.nowrap
+    def _sizes(self, width: int) -> Sizes:
+        """The sizes of a head, for inputs of that width."""
+        features = width if self.qkv_features is None else self.qkv_features
+        depth = head_depth(features, self.num_heads, self._kv_heads())
+        return Sizes(self.num_heads, depth, depth, self.param_dtype, self.kernel_init)
+
+    @nn.nowrap
+    def _check(self, inputs_q: Any, inputs_k: Any = None, inputs_v: Any = None) -> None:
+        kv_features = self.in_features if self.in_kv_features is None else self.in_kv_features
+        for name, x, features, letters in (
+            ("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]"),
+            ("inputs_k", inputs_k, kv_features, "[*B, S, in_kv_features]"),
+            ("inputs_v", inputs_v, kv_features, "[*B, S, in_kv_features]"),
+        ):
+            if x is not None:
+                shape = np.shape(as_array(name, x))
+                comes = shape[-1] if shape else 0
+                check_width(name, x, comes if features is None else features, letters)
+
+    @nn.nowrap
+    def _value_heads(self, sizes: Sizes) -> tuple[int, int]:
+        width = self.value_features
+        depth = sizes.query_depth if width is None else width // self.num_heads
+        return self._kv_heads(), depth
+
+    def _to_query(self, sizes: Sizes) -> Callable[[Array], Array]:
+        return self._normed(self.query, self.query_ln, (self.num_heads, sizes.query_depth))
+
+    def _to_key(self, sizes: Sizes) -> Callable[[Array], Array]:
+        return self._normed(self.key, self.key_ln, (self._kv_heads(), sizes.key_depth))
+
+    def _to_value(self, sizes: Sizes) -> Callable[[Array], Array]:
+        return self._normed(self.value, None, self._value_heads(sizes))
+
+    @nn.nowrap
+    def _normed(
+        self, projection: Projection, norm: LayerNorm | None, heads: tuple[int, int]
+    ) -> Callable[[Array], Array]:
+        if norm is None:
+            return lambda x: projection(x, heads)
+        return lambda x: norm(projection(x, heads))
+
+    def _fused(self, x: Any, sizes: Sizes) -> tuple[Array, Array, Array]:
+        """All three in one matrix product with their kernels side by side."""
+        depth, inputs = sizes.query_depth, (x.shape[-1],)
+        kernels, biases = zip(
+            self.query.parameters(inputs, (self.num_heads, depth)),
+            self.key.parameters(inputs, (self._kv_heads(), depth)),
+            self.value.parameters(inputs, self._value_heads(sizes)),
+            strict=True,
+        )
+        how = {"dtype": self.dtype, "precision": self.precision}
+        joined = shielded(lambda x: fused_product(x, kernels, biases, **how), x)
+        query, key, value = split_parts(joined, [k.shape[1:] for k in kernels])
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        return query, key, value
+
+    def _score(self, sizes: Sizes) -> Score:
+        """The score, and what the position scheme adds to it."""
+        score, added = self._matched(sizes), self._placed(sizes)
+        return score if added is None else score + added

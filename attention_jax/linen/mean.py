@@ -1,0 +1,152 @@
+"""Attention's null hypothesis: everything that may be seen, weighed alike."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_count
+from attention_jax._core.observe import owned_by
+from attention_jax._modules.arguments import AnyMask, KeyInputs, QueryInputs, as_mask, check_width
+from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.shield import shielded
+from attention_jax.attend import attend, attend_with_stats, attention_weights
+from attention_jax.softmax import Stats
+
+
+class MeanAttention(nn.Module):
+    """The mean of the states a query may see: attention that does not look.
+
+        out_t = W_out · mean_{s: mask(t, s)} (W_value x_s)
+
+    It stands where `MultiHeadAttention` stands, projections of value and output included, and has
+    no query, no key and no score: what a model loses with it is what attention was worth.
+
+    Args:
+        in_features: Width of the queries, which only say how many outputs there are, and of the
+            output.
+        in_kv_features: Width of the states; None is `in_features`.
+        dtype: Dtype of the computation; None follows the inputs and the parameters.
+        param_dtype: Dtype of the parameters.
+        precision: As in `jax.lax.Precision`.
+        kernel_init: Initialiser of the kernels.
+        bias_init: Initialiser of the biases.
+        use_bias: Whether the projections have biases.
+        implementation: As in `attention_jax.attend`.
+        block_size: As in `attention_jax.attend`.
+
+    References:
+        Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for Statistical
+        Machine Translation", arXiv:1406.1078, §2.2 (one vector for a whole sentence).
+    """
+
+    in_features: int
+    in_kv_features: int | None = None
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Initializer = KERNEL_INIT
+    bias_init: Initializer = BIAS_INIT
+    use_bias: bool = True
+    implementation: str | tuple[str, ...] | None = None
+    block_size: int | tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_count("in_features", self.in_features, 1)
+        if self.in_kv_features is not None:
+            check_count("in_kv_features", self.in_kv_features, 1)
+        super().__post_init__()
+
+    def setup(self) -> None:
+        """The two projections."""
+        options = {
+            "use_bias": self.use_bias,
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "precision": self.precision,
+            "kernel_init": self.kernel_init,
+            "bias_init": self.bias_init,
+        }
+        self.value = nn.Dense(self.in_features, **options)
+        self.out = nn.Dense(self.in_features, **options)
+
+    def __call__(
+        self,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
+        *,
+        mask: AnyMask = None,
+    ) -> Float[Array, "*B T Dq"]:
+        """The mean of the states that each query may see.
+
+        Args:
+            inputs_q: `[*B, T, in_features]`; only its length matters.
+            inputs_k: `[*B, S, in_kv_features]`.
+            mask: A mask object or boolean array, True where a query may see a state.
+
+        Returns:
+            `[*B, T, in_features]`; `out`'s bias where a query may see nothing.
+        """
+        arrays = self._level(inputs_q, inputs_k)
+        with owned_by(self):
+            mean = attend(*arrays, **self._options(mask))
+        return self.out(mean[..., 0, :])
+
+    def with_stats(
+        self,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
+        *,
+        mask: AnyMask = None,
+    ) -> tuple[Float[Array, "*B T Dq"], Stats]:
+        """The output, and statistics `[*B, 1, T]`: the entropy is ln of the number of states seen.
+
+        Args:
+            inputs_q: As in the call; so are the others.
+            inputs_k: As in the call.
+            mask: As in the call.
+        """
+        arrays = self._level(inputs_q, inputs_k)
+        with owned_by(self):
+            out, stats = attend_with_stats(*arrays, **self._options(mask))
+        return self.out(out[..., 0, :]), stats
+
+    def attention_weights(
+        self,
+        inputs_q: QueryInputs,
+        inputs_k: KeyInputs,
+        *,
+        mask: AnyMask = None,
+    ) -> Float[Array, "*B 1 T S"]:
+        """The weights: one over the number of states seen.
+
+        Args:
+            inputs_q: As in the call; so are the others.
+            inputs_k: As in the call.
+            mask: As in the call.
+        """
+        query, key, _ = self._level(inputs_q, inputs_k)
+        return attention_weights(query, key, mask=as_mask(mask), precision=self.precision)
+
+    def _level(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array, Array]:
+        """Queries and keys that are all zero: every score is equal, whatever the inputs."""
+        states = self.in_features if self.in_kv_features is None else self.in_kv_features
+        check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
+        check_width("inputs_k", inputs_k, states, "[*B, S, in_kv_features]")
+        value = shielded(self.value, inputs_k)
+        query = jnp.zeros((*inputs_q.shape[:-1], 1, 1), value.dtype)
+        key = jnp.zeros((*inputs_k.shape[:-1], 1, 1), value.dtype)
+        return query, key, value[..., None, :]
+
+    @nn.nowrap
+    def _options(self, mask: AnyMask) -> dict[str, Any]:
+        return {
+            "mask": as_mask(mask),
+            "implementation": self.implementation,
+            "block_size": self.block_size,
+            "precision": self.precision,
+        }
