@@ -29,7 +29,7 @@ from attention_jax.subquadratic.recurrence import (
 from attention_jax.subquadratic.visibility import mask_object
 
 FORMS = ("chunked", "parallel", "recurrent")
-_CHUNK = 128
+_CHUNK = 64
 
 
 @jax.tree_util.register_dataclass

@@ -1,6 +1,7 @@
 """LSH attention: a token looks at the tokens that hash like it, found by sorting."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ def lsh_attention(
     value: Value,
     hash_key: Any,
     *,
-    num_buckets: int | None = None,
+    num_buckets: int | tuple[int, ...] | None = None,
     num_rounds: int = 1,
     window: int | None = None,
     normalize_keys: bool = True,
@@ -37,7 +38,7 @@ def lsh_attention(
 
         out_t = Σ_{s in P_t} softmax_s(scale · q_t · k_s) v_s,   k_s = q_s / |q_s|
 
-    A bucket is the nearest of some random directions. P_t holds the tokens that in some round fall
+    A bucket is the nearest of some random directions and their opposites. P_t holds the tokens that in some round fall
     into t's bucket, no further from t than `window` of the bucket's own, without t itself: it is
     there only where nothing else is, with weight 1.
 
@@ -48,7 +49,9 @@ def lsh_attention(
         query: queries, and keys too, `[*B, T, N, H]`, floating.
         value: `[*B, T, K, V]`; query head n uses value head n // (N // K).
         hash_key: a PRNG key, for the hash of each head and round.
-        num_buckets: 1 or an even number; None makes buckets of about 64 tokens.
+        num_buckets: 1 or an even number; or a tuple of even numbers, whose product counts: the
+            bucket is then what several smaller hashes say, which is cheaper where there are many.
+            None makes buckets of 64 to 128 tokens.
         num_rounds: hashes, at least 1. P_t is the union of the rounds', and each pair counts once.
         window: tokens of the same bucket that are seen on each side, at least 1; None is twice the
             mean size of a bucket, and so everybody where there is one bucket.
@@ -80,15 +83,25 @@ def lsh_attention(
     """
     mask = mask_object(mask)
     query, value = as_array("query", query), as_array("value", value)
-    if num_buckets is not None:
-        check_count("num_buckets", num_buckets, 1)
-        if num_buckets > 1 and num_buckets % 2:
-            raise ValueError(f"num_buckets must be 1 or even, got {num_buckets}")
+    factors = _factors(num_buckets, query.shape[-3] if query.ndim > 2 else 1)
     check_count("num_rounds", num_rounds, 1)
     if window is not None:
         check_count("window", window, 1)
-    sizes = (num_buckets, num_rounds, window)
+    sizes = (factors, num_rounds, window)
     return _run(query, value, hash_key, mask, scale, *sizes, normalize_keys)
+
+
+def _factors(num_buckets: Any, length: int) -> tuple[int, ...]:
+    """The sizes of the hashes that a bucket is made of, 1 or even."""
+    if num_buckets is None:
+        bits = max(length // _BUCKET, 1).bit_length() - 1
+        return (2**bits,) if bits < 5 else (2 ** (bits - bits // 2), 2 ** (bits // 2))
+    factors = num_buckets if isinstance(num_buckets, tuple) else (num_buckets,)
+    for size in factors:
+        check_count("num_buckets", size, 1)
+    if any(size % 2 for size in factors) and factors != (1,):
+        raise ValueError(f"num_buckets must be 1, even, or a tuple of these, got {num_buckets}")
+    return factors
 
 
 class Order(NamedTuple):
@@ -113,7 +126,7 @@ def _run(
     hash_key: Any,
     mask: Any,
     scale: Any,
-    num_buckets: int | None,
+    num_buckets: tuple[int, ...],
     num_rounds: int,
     window: int | None,
     normalize_keys: bool,
@@ -130,10 +143,8 @@ def _run(
     if empty is not None:
         return empty
     T = problem.layout.T
-    if num_buckets is None:
-        num_buckets = max(1, 2 * round(T / _BUCKET / 2))
     if window is None:
-        window = 2 * -(-T // num_buckets)
+        window = 2 * -(-T // math.prod(num_buckets))
     window = min(window, T)
     orders = _orders(problem, hash_key, num_buckets, num_rounds)
     keys = safe_normalize(problem.query) if normalize_keys else problem.query
@@ -167,17 +178,22 @@ def _sees_self(problem: Problem) -> Array:
     return own if problem.seen is None else own & problem.seen
 
 
-def _orders(problem: Problem, hash_key: Any, num_buckets: int, num_rounds: int) -> Order:
+def _orders(
+    problem: Problem, hash_key: Any, num_buckets: tuple[int, ...], num_rounds: int
+) -> Order:
     """All rounds' orders, `[R, B, N, T]`."""
     x = jax.lax.stop_gradient(problem.query)
     B, N, T, H = x.shape
-    if num_buckets == 1:
-        bucket = jnp.zeros((num_rounds, B, N, T), jnp.int32)
-    else:
-        shape = (num_rounds, N, H, num_buckets // 2)
-        directions = jax.random.normal(hash_key, shape, jnp.float32).astype(x.dtype)
-        along = jnp.einsum("bnth,rnhd->rbntd", x, directions)
-        bucket = jnp.argmax(jnp.concatenate([along, -along], axis=-1), axis=-1).astype(jnp.int32)
+    shape = (num_rounds, N, H, sum(num_buckets) // 2)
+    directions = jax.random.normal(hash_key, shape, jnp.float32).astype(x.dtype)
+    bucket, first = jnp.zeros((num_rounds, B, N, T), jnp.int32), 0
+    for size in num_buckets:
+        if size > 1:
+            along = jnp.einsum("bnth,rnhd->rbntd", x, directions[..., first : first + size // 2])
+            nearest = jnp.argmax(jnp.abs(along), axis=-1, keepdims=True).astype(jnp.int32)
+            ahead = jnp.take_along_axis(along, nearest, axis=-1)[..., 0] > 0
+            bucket = bucket * size + nearest[..., 0] + jnp.where(ahead, 0, size // 2)
+            first += size // 2
     kind = 2 * bucket
     if problem.seen is not None:
         kind = kind + jnp.where(problem.seen, 0, 1)[None]

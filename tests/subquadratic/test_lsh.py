@@ -107,7 +107,8 @@ def test_padding_takes_no_place_in_a_bucket():
 
 def test_what_does_not_fit_is_refused():
     for options, text in (
-        ({"num_buckets": 3}, "1 or even"),
+        ({"num_buckets": 3}, "1, even"),
+        ({"num_buckets": (4, 3)}, "1, even"),
         ({"num_rounds": 0}, "num_rounds"),
         ({"window": 0}, "window"),
         ({"scale": np.ones(3, np.float32)}, r"\[N\] = \[4\]"),
