@@ -30,7 +30,7 @@ def why_not(request: Request) -> str | None:
 def run(request: Request) -> Result:
     """Computes the request."""
     with precision_of_products(request.precision):
-        problem, facts = lower(request)
+        problem, facts = lower(request, merge=False)
 
         def one(head: Problem) -> tuple[Array, Array, Array, Array]:
             logits = mask_logits(head, facts, raw_logits(head), partial=True)
@@ -47,7 +47,7 @@ def run(request: Request) -> Result:
 def weights(request: Request) -> Array:
     """The weights themselves, `[*B, N, T, S]`, with the query's dtype, before dropout."""
     with precision_of_products(request.precision):
-        problem, facts = lower(request)
+        problem, facts = lower(request, merge=False)
 
         def one(head: Problem) -> Array:
             logits = mask_logits(head, facts, raw_logits(head), partial=True)

@@ -49,8 +49,8 @@ def why_not(request: Request) -> str | None:
 def run(request: Request) -> Result:
     """Computes the request."""
     with precision_of_products(request.precision):
-        problem, facts = lower(request)
         block, loop = tiling(request)
+        problem, facts = lower(request, merge=loop)
         kinds = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
 

@@ -58,7 +58,8 @@ class Static(NamedTuple):
 def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     """The problem with leading axes `sizes`, and the static facts about it.
 
-    Without `merge` the leading axes are always `[*B, K, G]`, for who must tell heads apart.
+    Without `merge` the leading axes are always `[*B, K, G]`, for who must tell heads apart, and
+    where axes may be sharded: joining two sharded axes would gather them.
     """
     layout = request.layout
     term = request.score if request.bias is None else Sum(request.score, request.bias)
