@@ -11,11 +11,8 @@ import attention_jax as aj
 from attention_jax.plan import KERNELS
 
 EVERYTHING = set(aj.testing.FEATURES) - {"scale"}  # attend has a score in its place
-# For a further block size of the same kernel: all that depends on where blocks end.
-BLOCKS = {
-    "mask", "bias", "lengths", "grouped_heads", "value_depth", "empty_rows", "hidden_nan",
-    "minus_infinity", "gradients", "bias_gradient", "masks", "dropout",
-}  # fmt: skip
+# For a further block size of the same kernel, larger than the lengths.
+BLOCKS = {"mask", "lengths", "grouped_heads", "value_depth", "gradients", "dropout"}
 
 ROWS = {
     "dense": ("dense", None, EVERYTHING),
