@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import flax.linen as nn
 from jaxtyping import Float
 
 from attention_jax import masks
@@ -141,10 +142,12 @@ class MultiHeadAttention(ProjectedAttention):
         """
         flags = {"deterministic": deterministic, "dropout_rng": dropout_rng}
         if self.decode:
-            self._check_decode(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
+            if query_positions is not None or key_positions is not None:
+                raise ValueError("decode=True takes positions from the cache: give none")
             if sow_weights:
                 raise NotImplementedError("sow_weights: a decoding step has no weights to sow")
-            return self._step(inputs_q, valid=valid, mask=mask, bias=bias, **flags)
+            inputs = self._three(inputs_q, inputs_k, inputs_v)
+            return self._step(inputs, valid, mask=mask, bias=bias, **flags)
         if valid is not None:
             raise ValueError("valid is for decode=True; hide tokens from all by a mask")
         arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
@@ -222,43 +225,37 @@ class MultiHeadAttention(ProjectedAttention):
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
     ) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
         """Query, key and value; the score and where they stand, as the engine takes them."""
+        inputs_q, inputs_k, inputs_v = self._three(inputs_q, inputs_k, inputs_v)
+        if key_at is None and inputs_k is inputs_q:
+            key_at = query_at
+        *arrays, score = self._project(inputs_q, inputs_k, inputs_v, query_at, key_at)
+        told = {"score": score, "query_positions": query_at, "key_positions": key_at}
+        return (arrays[0], arrays[1], arrays[2]), told
+
+    @nn.nowrap
+    def _three(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Any, Any, Any]:
+        """What queries, keys and values are made of."""
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
                     "inputs_v without inputs_k: give what the keys are made of as inputs_k"
                 )
             inputs_k = inputs_q
-        if key_at is None and inputs_k is inputs_q:
-            key_at = query_at
-        inputs_v = inputs_k if inputs_v is None else inputs_v
-        *arrays, score = self._project(inputs_q, inputs_k, inputs_v, query_at, key_at)
-        told = {"score": score, "query_positions": query_at, "key_positions": key_at}
-        return (arrays[0], arrays[1], arrays[2]), told
+        return inputs_q, inputs_k, inputs_k if inputs_v is None else inputs_v
 
-    def _step(self, inputs: Any, **options: Any) -> Array:
+    def _step(self, inputs: tuple[Any, Any, Any], valid: Any, **options: Any) -> Array:
         """The next tokens, behind those in the collection "cache"."""
         cache = stored_cache(self)
         if cache is not None:
-            out, cache = self.with_cache(inputs, cache, **options)
+            out, cache = self._append(inputs, cache, valid, **options)
             store_cache(self, cache)
             return out
         # The first call makes room: for as many tokens as it brings, and none is kept.
-        _, key, value, _ = self._project(inputs, inputs, inputs, None, None)
+        _, key, value, _ = self._project(*inputs, None, None)
         *batch, length, heads, depth = key.shape
         cache = KVCache.init(
             tuple(batch), length, heads, depth, dtype=key.dtype, value_depth=value.shape[-1]
         )
-        out, _ = self.with_cache(inputs, cache, **options)
+        out, _ = self._append(inputs, cache, valid, **options)
         store_cache(self, cache)
         return out
-
-    def _check_decode(
-        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
-    ) -> None:
-        if any(x is not None and x is not inputs_q for x in (inputs_k, inputs_v)):
-            raise ValueError(
-                "decode=True is self-attention and makes keys and values of inputs_q alone; for a "
-                "memory that stays use `remember` and `recall`"
-            )
-        if query_at is not None or key_at is not None:
-            raise ValueError("decode=True takes positions from the cache: give none")

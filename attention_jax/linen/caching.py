@@ -97,22 +97,37 @@ class CachedAttention(AttentionLayer):
         Raises:
             ValueError: If shapes do not fit, or the tokens do not and that is known.
         """
-        at = cache.next_positions(inputs.shape[-2], valid)
-        query, key, value, score = self._project(inputs, inputs, inputs, at, at)
+        options = {"mask": mask, "bias": bias, "deterministic": deterministic}
+        return self._append(
+            (inputs, inputs, inputs), cache, valid, dropout_rng=dropout_rng, **options
+        )
+
+    def _append(
+        self,
+        inputs: tuple[Any, Any, Any],
+        cache: KVCache,
+        valid: Any,
+        *,
+        mask: AnyMask,
+        **told: Any,
+    ) -> tuple[Array, KVCache]:
+        """`with_cache`, with keys and values of inputs of their own, as Flax's decoding has it."""
+        T, S = inputs[0].shape[-2], inputs[1].shape[-2]
+        if T != S:
+            raise ValueError(f"a cache takes a key for each query: inputs_q has {T}, inputs_k {S}")
+        at = cache.next_positions(T, valid)
+        query, key, value, score = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)
         # In a rolling cache a chunk may overwrite what its own first queries see.
-        beside = cache.rolling and inputs.shape[-2] > 1
         result = self._look(
             query,
-            cache.beside(key, value, valid) if beside else after,
+            cache.beside(key, value, valid) if cache.rolling and T > 1 else after,
             score=score,
             mask=combine(masks.causal(), mask),
-            bias=bias,
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
             query_positions=at,
+            **told,
         )
-        return self._leave(result.out, after, inputs.shape[-1]), after
+        return self._leave(result.out, after, inputs[0].shape[-1]), after
 
     def remember(
         self, inputs_k: KeyInputs, inputs_v: ValueInputs | None = None, *, valid: Any = None

@@ -52,14 +52,15 @@ def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
     Raises:
         ValueError: If names or shapes do not agree; the message lists them.
     """
-    flat = traverse_util.flatten_dict(meta.unbox(variables["params"]))
-    wanted = {_linen_path(path): path for path in _parameters(module)}
+    flat: dict[Path, Any] = traverse_util.flatten_dict(meta.unbox(variables["params"]))
+    present = _parameters(module)
+    wanted = {_linen_path(path): path for path in present}
     if unknown := sorted("/".join(map(str, p)) for p in set(flat) ^ set(wanted)):
         raise ValueError(f"parameters of one side only: {', '.join(unknown)}")
     graph, parameters, rest = nnx.split(module, nnx.Param, ...)
     new = {}
     for linen_path, path in wanted.items():
-        old, value = _parameters(module)[path], flat[linen_path]
+        old, value = present[path], flat[linen_path]
         if np.shape(old) != np.shape(value):
             raise ValueError(
                 f"{'/'.join(linen_path)} has shape {list(np.shape(value))} but the module's is "

@@ -188,12 +188,12 @@ class ProjectedAttention(CachedAttention):
     def _fused(self, x: Any, sizes: Sizes) -> tuple[Array, Array, Array]:
         """All three in one matrix product with their kernels side by side."""
         depth, inputs = sizes.query_depth, (x.shape[-1],)
-        kernels, biases = zip(
+        parameters = [
             self.query.parameters(inputs, (self.num_heads, depth)),
             self.key.parameters(inputs, (self._kv_heads(), depth)),
             self.value.parameters(inputs, self._value_heads(sizes)),
-            strict=True,
-        )
+        ]
+        kernels, biases = [kernel for kernel, _ in parameters], [bias for _, bias in parameters]
         how = {"dtype": self.dtype, "precision": self.precision}
         joined = shielded(lambda x: fused_product(x, kernels, biases, **how), x)
         query, key, value = split_parts(joined, [k.shape[1:] for k in kernels])

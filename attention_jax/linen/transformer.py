@@ -190,7 +190,7 @@ class Transformer(Parts):
             `[*B, T, features]`.
         """
         inputs = self._inputs(target, memory, target_mask, memory_mask, deterministic)
-        return self.decoder(*inputs, deterministic)
+        return self.decoder(*inputs, deterministic=deterministic)
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
         """Logits of target tokens.
@@ -248,7 +248,7 @@ class Transformer(Parts):
             `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
         """
         inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_weights(*inputs, True)[1]
+        return self.decoder.with_weights(*inputs, deterministic=True)[1]
 
     def cross_attention_stats(
         self,
@@ -271,7 +271,7 @@ class Transformer(Parts):
             Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
         """
         inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_stats(*inputs, True)[1]
+        return self.decoder.with_stats(*inputs, deterministic=True)[1]
 
     def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5

@@ -1,0 +1,120 @@
+"""NNX and Linen: the parameters of one in the other give equal numbers, either way."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import linen
+from attention_jax import nnx as modules
+
+B, T, S, D = 2, 5, 7, 8
+RNG = np.random.default_rng(0)
+X, STATES = (jnp.asarray(RNG.normal(size=(B, n, D)), jnp.float32) for n in (T, S))
+PADDING = aj.masks.padding(jnp.array([S, 3]))
+SOURCE = jnp.array([[3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 0, 0, 0, 0]])
+TARGET = jnp.array([[1, 5, 4, 3, 2], [1, 6, 7, 8, 2]])
+
+
+def attention(**options):
+    return lambda module, **more: module.MultiHeadAttention(2, D, **options, **more)
+
+
+def layers(**options):
+    return lambda module, **more: module.TransformerDecoderLayer(2, D, 16, **options, **more)
+
+
+MAKE = {
+    **{f"score {name}": attention(score=name) for name in ("general", "concat", "cosine")},
+    "grouped": attention(num_kv_heads=1, normalize_qk=True, use_bias=False),
+    "score object": attention(
+        score=aj.scores.temperature(aj.scores.dot(), jnp.array([1.5, 3.0])), mask=PADDING
+    ),
+    "values": attention(value_features=6, fused_qkv=True, out_features=3),
+    "table": attention(positions="relative_bias"),
+    "additive": lambda module, **more: module.AdditiveAttention(D, D, 3, **more),
+    "post": layers(cross_score="additive"),
+    "mean": layers(norm="pre", cross_attention="mean", positions="rotary"),
+}
+
+
+def pair(make):
+    """A module of each flavour."""
+    return make(modules, rngs=nnx.Rngs(0)), make(linen)
+
+
+def outputs(layer, variables=None):
+    """What a module answers, by the names of its methods."""
+    calls = {"__call__": (X, STATES), "with_stats": (X, STATES), "attention_weights": (X, STATES)}
+    if "Transformer" in type(layer).__name__:
+        calls = {"__call__": (X, STATES), "with_stats": (X, STATES), "with_weights": (X, STATES)}
+    if variables is None:
+        return {name: getattr(layer, name)(*inputs) for name, inputs in calls.items()}
+    return {
+        name: layer.apply(variables, *inputs, method=getattr(layer, name))
+        for name, inputs in calls.items()
+    }
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_parameters_of_either_serve_the_other(name):
+    ours, theirs = pair(MAKE[name])
+    variables = linen.from_nnx(ours)
+    chex.assert_trees_all_equal_shapes(
+        variables, jax.eval_shape(theirs.init, jax.random.key(0), X, STATES)
+    )
+    before = outputs(ours)
+    chex.assert_trees_all_close(outputs(theirs, variables), before, rtol=1e-5, atol=1e-5)
+
+    moved = jax.tree.map(lambda p: p * 0.5 + 0.1, variables)
+    after = linen.to_nnx(moved, ours)
+    found = outputs(after)
+    chex.assert_trees_all_close(outputs(theirs, moved), found, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(found["__call__"], before["__call__"], atol=1e-3)
+    np.testing.assert_array_equal(ours(X, STATES), before["__call__"])  # it stays as it was
+    chex.assert_trees_all_equal(linen.from_nnx(after), moved)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"share_embedding": True, "cross_score": "additive"}, {"norm": "pre", "tie_output": False}],
+    ids=str,
+)
+def test_whole_models(options):
+    sizes = (2, 2, D, 16, 11, 11)
+    ours = modules.Transformer(*sizes, rngs=nnx.Rngs(0), **options)
+    theirs = linen.Transformer(*sizes, **options)
+    variables = linen.from_nnx(ours)
+    drawn = theirs.init(jax.random.key(0), SOURCE, TARGET)
+    chex.assert_trees_all_equal_shapes(variables, drawn)
+    for params, model in ((variables, ours), (drawn, linen.to_nnx(drawn, ours))):
+        found = theirs.apply(params, SOURCE, TARGET, SOURCE > 0)
+        np.testing.assert_allclose(found, model(SOURCE, TARGET, SOURCE > 0), rtol=1e-5, atol=1e-5)
+    for method in ("cross_attention_weights", "cross_attention_stats"):
+        found = theirs.apply(variables, SOURCE, TARGET, SOURCE > 0, method=getattr(theirs, method))
+        expected = getattr(ours, method)(SOURCE, TARGET, SOURCE > 0)
+        chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_that_do_not_agree_are_told():
+    layer = modules.MultiHeadAttention(2, D, rngs=nnx.Rngs(0))
+    variables = linen.from_nnx(layer)
+    with pytest.raises(ValueError, match=r"one side only.*score/v"):
+        linen.to_nnx(
+            variables, modules.MultiHeadAttention(2, D, score="additive", rngs=nnx.Rngs(0))
+        )
+    variables["params"]["out"]["bias"] = jnp.zeros(3)
+    with pytest.raises(ValueError, match=r"out/bias.*\[3\].*\[8\]"):
+        linen.to_nnx(variables, layer)
+
+
+def test_dropout_at_one_key_is_one_dropout():
+    ours, theirs = pair(attention(dropout_rate=0.5, deterministic=False))
+    variables = linen.from_nnx(ours)
+    stream = nnx.Rngs(dropout=7).dropout
+    key = nnx.clone(stream)()
+    found = theirs.apply(variables, X, dropout_rng=key)
+    np.testing.assert_allclose(found, ours(X, rngs=stream), rtol=1e-5, atol=1e-5)
