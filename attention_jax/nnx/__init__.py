@@ -5,9 +5,12 @@ Imported by name, `from attention_jax import nnx`: the library itself does not n
 
 from attention_jax.nnx.additive import AdditiveAttention as AdditiveAttention
 from attention_jax.nnx.attention import MultiHeadAttention as MultiHeadAttention
+from attention_jax.nnx.decode import beam_decode as beam_decode
 from attention_jax.nnx.decode import greedy_decode as greedy_decode
+from attention_jax.nnx.decode import sample_decode as sample_decode
+from attention_jax.nnx.decoder_layer import TransformerDecoderLayer as TransformerDecoderLayer
 from attention_jax.nnx.interop import attention_fn as attention_fn
-from attention_jax.nnx.layers import TransformerDecoderLayer as TransformerDecoderLayer
+from attention_jax.nnx.language import TransformerLM as TransformerLM
 from attention_jax.nnx.layers import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.nnx.mean import MeanAttention as MeanAttention
 from attention_jax.nnx.parts import FeedForward as FeedForward

@@ -17,6 +17,7 @@ from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
+from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import Dropout
 from attention_jax.nnx.scores import AnyScore
 
@@ -88,11 +89,15 @@ class Parts:
     in_features: int
     mlp_features: int
     activation: Activation = jax.nn.relu
+    attention: Callable[..., MultiHeadAttention] = MultiHeadAttention
     dropout_rate: float | int = 0.0
     attention_dropout_rate: float | int = 0.0
     deterministic: Flag = None
     num_kv_heads: int | None = None
     normalize_qk: bool = False
+    positions: AnyPositions = None
+    value_features: int | None = None
+    fused_qkv: bool = False
     dtype: Any = None
     param_dtype: Any = jnp.float32
     precision: Any = None
@@ -110,18 +115,26 @@ class Parts:
         inits = self._take("kernel_init", "bias_init", "use_bias")
         return {**inits, **self._take("dtype", "param_dtype", "precision", "rngs")}
 
-    def attention(self, score: AnyScore, mask: AnyMask = None) -> MultiHeadAttention:
+    def self_attention(self, score: AnyScore, mask: AnyMask) -> MultiHeadAttention:
+        """A layer's attention to itself, with its position scheme, under `mask` in every call."""
+        own = self._take("positions", "fused_qkv")
+        return self.scored_attention(score, mask, make=self.attention, **own)
+
+    def scored_attention(
+        self,
+        score: AnyScore,
+        mask: AnyMask = None,
+        *,
+        make: Callable[..., MultiHeadAttention] = MultiHeadAttention,
+        **options: Any,
+    ) -> MultiHeadAttention:
         """An attention with `score`, under `mask` in every call."""
-        return MultiHeadAttention(
-            self.num_heads,
-            self.in_features,
-            score=score,
-            mask=mask,
-            dropout_rate=self.attention_dropout_rate,
-            **self._take("num_kv_heads", "normalize_qk", "deterministic"),
-            **self._take("implementation", "block_size"),
-            **self._linear(),
-        )
+        options |= {"score": score, "mask": mask, "dropout_rate": self.attention_dropout_rate}
+        options |= self._take("num_kv_heads", "normalize_qk", "value_features", "deterministic")
+        options |= self._take("implementation", "block_size")
+        # None is what every one of them is by default; a partial may have its own.
+        given = {name: value for name, value in options.items() if value is not None}
+        return make(self.num_heads, self.in_features, **given, **self._linear())
 
     def mean(self) -> MeanAttention:
         """What stands in attention's place to see what it is worth."""

@@ -2,18 +2,19 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import AnyMask, Features, Memory
 from attention_jax._modules.flags import Flag
-from attention_jax.nnx.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from attention_jax.cache import KVCache
+from attention_jax.nnx.decoder_layer import DecoderCache, TransformerDecoderLayer
+from attention_jax.nnx.layers import TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.stacking import LayerStack, Remat
 from attention_jax.softmax import Stats
 
 
@@ -25,7 +26,7 @@ def _last_norm(norm: str, features: int, options: dict[str, Any], rngs: nnx.Rngs
     return LayerNorm(features, rngs=rngs, **dtypes)
 
 
-class TransformerEncoder(nnx.Module):
+class TransformerEncoder(LayerStack):
     """Encoder layers on top of one another: every state comes to know the whole source.
 
     Args:
@@ -34,6 +35,10 @@ class TransformerEncoder(nnx.Module):
         in_features: D, width of input and output.
         mlp_features: Width of the networks' hidden layers.
         norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
+        scan_layers: Whether the layers are scanned and not written out: one of them is compiled,
+            and each variable of `layers` has an axis of layers in front. The numbers are the same.
+        remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
+            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
         rngs: Streams for the parameters and, with a rate, "dropout".
         **options: As in `TransformerEncoderLayer`.
 
@@ -57,16 +62,18 @@ class TransformerEncoder(nnx.Module):
         mlp_features: int,
         *,
         norm: str = "post",
+        scan_layers: bool = False,
+        remat: Remat = False,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
-        self.num_layers = check_count("num_layers", num_layers, 1)
-        self.layers = nnx.List(
-            TransformerEncoderLayer(
-                num_heads, in_features, mlp_features, norm=norm, rngs=rngs, **options
-            )
-            for _ in range(num_layers)
-        )
+        self.in_features, self.dtype = in_features, options.get("dtype")
+
+        def make() -> TransformerEncoderLayer:
+            sizes = (num_heads, in_features, mlp_features)
+            return TransformerEncoderLayer(*sizes, norm=norm, rngs=rngs, **options)
+
+        self._build(make, num_layers, scan_layers=scan_layers, remat=remat)
         self.norm: LayerNorm | None = _last_norm(norm, in_features, options, rngs)
 
     def __call__(
@@ -76,6 +83,7 @@ class TransformerEncoder(nnx.Module):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B S D"]:
         """The states after the last layer.
 
@@ -84,16 +92,68 @@ class TransformerEncoder(nnx.Module):
             mask: A mask object or boolean array `[*#B, #N, #S, #S]`, True where a query may see.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
+            query_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default.
 
         Returns:
             `[*B, S, in_features]`.
         """
-        for layer in self.layers:
-            x = layer(x, mask, deterministic=deterministic, rngs=rngs)
+        options = {"deterministic": deterministic, "query_positions": query_positions}
+
+        def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, None]:
+            return layer(x, mask, rngs=rngs, **options), None
+
+        return self._finish(self._each(call, self._enter(x), rngs=rngs)[0])
+
+    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+        """What `with_cache` needs before the first token: each layer's cache.
+
+        Args:
+            batch: `*B`.
+            length: How many tokens there is room for.
+            dtype: What keys and values are stored in; None is the layers', or float32.
+        """
+
+        def call(layer: Any, carry: None, item: None, rngs: AnyRngs) -> tuple[None, KVCache]:
+            return None, layer.self_attention.new_cache(batch, length, dtype=dtype)
+
+        return self._each(call, None)[1]
+
+    def with_cache(
+        self,
+        x: Features,
+        cache: Any,
+        *,
+        valid: Any = None,
+        mask: AnyMask = None,
+        deterministic: Flag = None,
+        rngs: AnyRngs = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens, causal: the stack of a decoder-only model.
+
+        Args:
+            x: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which tokens are real.
+            mask: Besides causality; the keys of an array are the cache's slots.
+            deterministic: As in the call.
+            rngs: As in the call.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        options = {"valid": valid, "mask": mask, "deterministic": deterministic}
+
+        def call(layer: Any, x: Any, own: KVCache, rngs: AnyRngs) -> tuple[Array, KVCache]:
+            return layer.with_cache(x, own, rngs=rngs, **options)
+
+        x, cache = self._each(call, self._enter(x), cache, rngs)
+        return self._finish(x), cache
+
+    def _finish(self, x: Any) -> Array:
         return jnp.asarray(x) if self.norm is None else self.norm(x)
 
 
-class TransformerDecoder(nnx.Module):
+class TransformerDecoder(LayerStack):
     """Decoder layers on top of one another: causal on itself, and seeing a memory in every layer.
 
     Args:
@@ -102,6 +162,10 @@ class TransformerDecoder(nnx.Module):
         in_features: D, width of input, memory and output.
         mlp_features: Width of the networks' hidden layers.
         norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
+        scan_layers: Whether the layers are scanned and not written out: one of them is compiled,
+            and each variable of `layers` has an axis of layers in front. The numbers are the same.
+        remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
+            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
         rngs: Streams for the parameters and, with a rate, "dropout".
         **options: As in `TransformerDecoderLayer`.
 
@@ -125,16 +189,18 @@ class TransformerDecoder(nnx.Module):
         mlp_features: int,
         *,
         norm: str = "post",
+        scan_layers: bool = False,
+        remat: Remat = False,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
-        self.num_layers = check_count("num_layers", num_layers, 1)
-        self.layers = nnx.List(
-            TransformerDecoderLayer(
-                num_heads, in_features, mlp_features, norm=norm, rngs=rngs, **options
-            )
-            for _ in range(num_layers)
-        )
+        self.in_features, self.dtype = in_features, options.get("dtype")
+
+        def make() -> TransformerDecoderLayer:
+            sizes = (num_heads, in_features, mlp_features)
+            return TransformerDecoderLayer(*sizes, norm=norm, rngs=rngs, **options)
+
+        self._build(make, num_layers, scan_layers=scan_layers, remat=remat)
         self.norm: LayerNorm | None = _last_norm(norm, in_features, options, rngs)
 
     def __call__(
@@ -160,9 +226,12 @@ class TransformerDecoder(nnx.Module):
         Returns:
             `[*B, T, in_features]`.
         """
-        for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, deterministic=deterministic, rngs=rngs)
-        return self._finish(x)
+
+        def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, None]:
+            flags = {"deterministic": deterministic, "rngs": rngs}
+            return layer(x, memory, mask, memory_mask, **flags), None
+
+        return self._finish(self._each(call, self._enter(x), rngs=rngs)[0])
 
     def with_weights(
         self,
@@ -187,13 +256,13 @@ class TransformerDecoder(nnx.Module):
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
         """
-        every = []
-        for layer in self.layers:
-            x, weights = layer.with_weights(
-                x, memory, mask, memory_mask, deterministic=deterministic, rngs=rngs
-            )
-            every.append(weights)
-        return self._finish(x), jnp.stack(every)
+
+        def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, Any]:
+            flags = {"deterministic": deterministic, "rngs": rngs}
+            return layer.with_weights(x, memory, mask, memory_mask, **flags)
+
+        x, every = self._each(call, self._enter(x), rngs=rngs)
+        return self._finish(x), self._stack(every)
 
     def with_stats(
         self,
@@ -220,13 +289,65 @@ class TransformerDecoder(nnx.Module):
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
         """
-        every = []
-        for layer in self.layers:
-            x, stats = layer.with_stats(
-                x, memory, mask, memory_mask, deterministic=deterministic, rngs=rngs
-            )
-            every.append(stats)
-        return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
+
+        def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, Any]:
+            flags = {"deterministic": deterministic, "rngs": rngs}
+            return layer.with_stats(x, memory, mask, memory_mask, **flags)
+
+        x, every = self._each(call, self._enter(x), rngs=rngs)
+        return self._finish(x), self._stack(every)
+
+    def new_cache(
+        self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
+    ) -> Any:
+        """What `with_cache` needs before the first token: each layer's `DecoderCache`.
+
+        Args:
+            memory: `[*B, S, in_features]`.
+            length: How many tokens there is room for.
+            dtype: What keys and values of the tokens are stored in.
+            memory_valid: bool `[*#B, S]`, which states are real.
+        """
+
+        def call(layer: Any, carry: None, item: None, rngs: AnyRngs) -> tuple[None, DecoderCache]:
+            return None, layer.new_cache(memory, length, dtype=dtype, memory_valid=memory_valid)
+
+        return self._each(call, None)[1]
+
+    def with_cache(
+        self,
+        x: Features,
+        cache: Any,
+        memory_mask: AnyMask = None,
+        *,
+        valid: Any = None,
+        mask: AnyMask = None,
+        deterministic: Flag = None,
+        rngs: AnyRngs = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens.
+
+        Args:
+            x: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before and the memory, from `new_cache`.
+            memory_mask: For attention to the memory.
+            valid: bool `[*#B, T]`, which tokens are real.
+            mask: Besides causality; the keys of an array are the cache's slots.
+            deterministic: As in the call.
+            rngs: As in the call.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        options = {"valid": valid, "mask": mask, "deterministic": deterministic}
+
+        def call(
+            layer: Any, x: Any, own: DecoderCache, rngs: AnyRngs
+        ) -> tuple[Array, DecoderCache]:
+            return layer.with_cache(x, own, memory_mask, rngs=rngs, **options)
+
+        x, cache = self._each(call, self._enter(x), cache, rngs)
+        return self._finish(x), cache
 
     def _finish(self, x: Any) -> Array:
         return jnp.asarray(x) if self.norm is None else self.norm(x)

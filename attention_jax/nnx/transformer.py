@@ -8,7 +8,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
@@ -22,6 +21,8 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
+from attention_jax.nnx.embedding import absolute, first_cache
+from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore
 from attention_jax.nnx.stacks import TransformerDecoder, TransformerEncoder
@@ -50,6 +51,9 @@ class Transformer(nnx.Module):
         cross_attention: "attention", or "mean": the decoder sees the mean of the valid encoder
             states and nothing else of the source.
         norm: "post" as in the original, or "pre".
+        positions: What says where a token stands: "sinusoidal" as in the original, or "learned",
+            added to the embeddings; or a scheme of self-attention, as in `MultiHeadAttention`.
+        max_length: How many learned positions there are; for them alone.
         tie_output: Whether the logits' weights are the target embedding's, as in the original;
             otherwise they are a layer of their own.
         share_embedding: Whether source and target have one embedding, as in the original; the
@@ -61,7 +65,8 @@ class Transformer(nnx.Module):
         param_dtype: Dtype of the parameters.
         embedding_init: Initialiser of the embeddings; None is normal with variance 1/D.
         rngs: Streams for the parameters and, with a rate, "dropout".
-        **options: As in `TransformerEncoderLayer`, for every layer.
+        **options: `scan_layers` and `remat` as in `TransformerEncoder`, and what
+            `TransformerEncoderLayer` takes, for every layer.
 
     Raises:
         ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
@@ -94,6 +99,8 @@ class Transformer(nnx.Module):
         cross_score: AnyScore = None,
         cross_attention: str = "attention",
         norm: str = "post",
+        positions: AnyPositions = "sinusoidal",
+        max_length: int | None = None,
         tie_output: bool = True,
         share_embedding: bool = False,
         dropout_rate: float | int = 0.0,
@@ -115,6 +122,7 @@ class Transformer(nnx.Module):
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
         init = jax.nn.initializers.normal(features**-0.5)
         self.dtype = dtype
+        self.places, scheme = absolute(positions, max_length, features, param_dtype, rngs)
         self.target_embedding = nnx.Embed(
             target_vocab, features, embedding_init=embedding_init or init, rngs=rngs, **dtypes
         )
@@ -128,6 +136,7 @@ class Transformer(nnx.Module):
         shared = {
             "norm": norm,
             "score": score,
+            "positions": scheme,
             "dropout_rate": dropout_rate,
             "deterministic": deterministic,
             "rngs": rngs,
@@ -223,6 +232,57 @@ class Transformer(nnx.Module):
         flags = {"deterministic": deterministic, "rngs": rngs}
         return self.decoder(*self._inputs(target, memory, target_mask, memory_mask, flags), **flags)
 
+    def new_cache(
+        self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
+    ) -> Any:
+        """What `with_cache` needs before the first target token.
+
+        Args:
+            memory: The encoder's states `[*B, S, features]`; every layer projects them here, once.
+            length: How many tokens there is room for.
+            dtype: What keys and values of the tokens are stored in; None is the layers', or
+                float32.
+            memory_valid: bool `[*#B, S]`, which states are real; or say so by a mask in each step.
+
+        Returns:
+            Each layer's cache.
+
+        Raises:
+            ValueError: If there are fewer learned positions.
+        """
+        self.places.check_length(length)
+        return self.decoder.new_cache(memory, length, dtype=dtype, memory_valid=memory_valid)
+
+    def with_cache(
+        self,
+        target: Target,
+        cache: Any,
+        memory_mask: AnyMask = None,
+        *,
+        valid: Any = None,
+        deterministic: Flag = None,
+        rngs: AnyRngs = None,
+    ) -> tuple[Float[Array, "*B T vocab"], Any]:
+        """Logits of the token after each of the next target tokens: rows of `decode`.
+
+        Args:
+            target: Ids `[*B, T]` of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            memory_mask: Which source tokens are real.
+            valid: bool `[*#B, T]`, which target tokens are real.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            rngs: Where dropout keys come from; wins over the layers' own streams.
+
+        Returns:
+            `[*B, T, target_vocab]` and the next cache.
+        """
+        check_tokens("target", target)
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
+        x = self._embed(self.target_embedding, target, at, **flags)
+        x, cache = self.decoder.with_cache(x, cache, memory_mask, valid=valid, **flags)
+        return self.logits(x), cache
+
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
         """Logits of target tokens.
 
@@ -308,10 +368,9 @@ class Transformer(nnx.Module):
         inputs = self._both(source, target, source_mask, target_mask)
         return self.decoder.with_stats(*inputs, deterministic=True)[1]
 
-    def _embed(self, embedding: nnx.Embed, ids: Any, **flags: Any) -> Array:
+    def _embed(self, embedding: nnx.Embed, ids: Any, at: Any = None, **flags: Any) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
-        places = positions.sinusoidal(jnp.arange(x.shape[-2]), self.features).astype(x.dtype)
-        return self.dropout(x + places.reshape((1,) * (x.ndim - 2) + places.shape), **flags)
+        return self.dropout(self.places(x, at), **flags)
 
     def _inputs(
         self, target: Any, memory: Any, target_mask: Any, memory_mask: Any, flags: Any

@@ -1,0 +1,130 @@
+"""Beam search: the few likeliest beginnings are kept, and everything that belongs to each of them.
+
+Beams are the first batch axis of a model's state, in front of the batch's own, so that masks and
+lengths of the batch hold for all of them as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import NEG_INF
+from attention_jax._modules.walk import Step
+
+
+class Beams(NamedTuple):
+    """The state of the search; M beams.
+
+    Attributes:
+        index: Tokens made so far.
+        token: The last token of each live beam, `[M, *B]`.
+        state: The model's state, beams first.
+        made: The live beams' tokens, `[*B, M, L]`.
+        total: Their log-probabilities, `[*B, M]`, the likeliest first.
+        ended: The best sequences that have their end, `[*B, M, L]`.
+        scores: Theirs, `[*B, M]`; -inf where there is none yet.
+    """
+
+    index: Array
+    token: Array
+    state: Any
+    made: Array
+    total: Array
+    ended: Array
+    scores: Array
+
+
+def search(
+    step: Step,
+    first: Int[Array, " M *B"],
+    state: Any,
+    move: Callable[[Any, Array], Any],
+    *,
+    length: int,
+    eos: Any,
+    pad: Any,
+    length_penalty: Any,
+) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
+    """The likeliest sequences found, the best first.
+
+        score(y) = log p(y) / ((5 + |y|) / 6)^α
+
+    The search ends early once no live beam can overtake the worst of M sequences that have ended.
+
+    Args:
+        step: The model, for tokens `[M, *B]`.
+        first: What stands before the first token to make.
+        state: The model's state before it, beams first, all alike.
+        move: `move(state, order [M, *B])`: beam m becomes beam order[m], all its state together.
+        length: L, the most tokens to make.
+        eos: The id that ends a sequence; it is part of it.
+        pad: What stands behind the end.
+        length_penalty: α, not negative.
+
+    Returns:
+        Tokens, and scores; a sequence that reached L without its end takes part as it is.
+
+    References:
+        Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
+    """
+    beams, batch = first.shape[0], first.shape[1:]
+
+    def penalty(count: Any) -> Array:
+        return ((5.0 + jnp.asarray(count, jnp.float32)) / 6.0) ** length_penalty
+
+    def promising(now: Beams) -> Array:
+        # Log-probabilities only fall, and the longest sequence is divided by most.
+        hope = now.total[..., 0] / penalty(length)
+        return (now.index < length) & jnp.any(hope > now.scores[..., -1])
+
+    def extend(now: Beams) -> Beams:
+        logits, state = step(now.token, now.state)
+        logits = jnp.moveaxis(logits, 0, -2).astype(jnp.float32)
+        vocab = logits.shape[-1]
+        total = now.total[..., None] + jax.nn.log_softmax(logits, axis=-1)
+        # Twice as many as there are beams: at most half of them are ends.
+        many = min(2 * beams, beams * vocab)
+        total, flat = jax.lax.top_k(total.reshape(*batch, beams * vocab), many)
+        parent, token = flat // vocab, (flat % vocab).astype(jnp.int32)
+        made = jnp.take_along_axis(now.made, parent[..., None], axis=-2)
+        made = jax.lax.dynamic_update_slice_in_dim(made, token[..., None], now.index, axis=-1)
+        ends = token == eos
+        scores = jnp.where(ends, total / penalty(now.index + 1), NEG_INF)
+        ended, scores = _best(
+            jnp.concatenate([now.ended, made], axis=-2),
+            jnp.concatenate([now.scores, scores], axis=-1),
+            beams,
+        )
+        total, live = jax.lax.top_k(jnp.where(ends, NEG_INF, total), beams)
+        parent, token = (jnp.take_along_axis(x, live, axis=-1) for x in (parent, token))
+        return Beams(
+            index=now.index + 1,
+            token=jnp.moveaxis(token, -1, 0),
+            state=move(state, jnp.moveaxis(parent, -1, 0)),
+            made=jnp.take_along_axis(made, live[..., None], axis=-2),
+            total=total,
+            ended=ended,
+            scores=scores,
+        )
+
+    nothing = jnp.full((*batch, beams), NEG_INF)
+    empty = jnp.full((*batch, beams, length), pad, jnp.int32)
+    # All beams are alike at first: one of them counts.
+    alone = nothing.at[..., 0].set(0.0)
+    start = Beams(jnp.zeros((), jnp.int32), first, state, empty, alone, empty, nothing)
+    end = jax.lax.while_loop(promising, extend, start)
+    return _best(
+        jnp.concatenate([end.ended, end.made], axis=-2),
+        jnp.concatenate([end.scores, end.total / penalty(end.index)], axis=-1),
+        beams,
+    )
+
+
+def _best(made: Array, scores: Array, count: int) -> tuple[Array, Array]:
+    """The `count` sequences with the best scores, best first."""
+    scores, which = jax.lax.top_k(scores, count)
+    return jnp.take_along_axis(made, which[..., None], axis=-2), scores

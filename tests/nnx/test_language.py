@@ -1,0 +1,191 @@
+"""The decoder-only Transformer: over caches, scanned, recomputed, in low precision."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
+
+import attention_jax as aj
+from attention_jax.nnx import Transformer, TransformerEncoder, TransformerLM, greedy_decode
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, 9, size=(2, 7)))
+STACKS = {
+    "plain": {},
+    "scan": {"scan_layers": True},
+    "remat": {"remat": "dots_saveable"},
+    "both": {"scan_layers": True, "remat": True},
+}
+
+
+def _model(**options):
+    return TransformerLM(2, 2, 8, 16, 9, **options, rngs=nnx.Rngs(0))
+
+
+def _decoded(model, tokens, cache, valid=None):
+    first, cache = model.with_cache(tokens[:, :4], cache, valid=valid)
+
+    def step(cache, token):
+        logits, cache = model.with_cache(token[:, None], cache)
+        return cache, logits[:, 0]
+
+    _, rest = jax.lax.scan(step, cache, tokens[:, 4:].T)
+    return jnp.concatenate([first, jnp.swapaxes(rest, 0, 1)], 1)
+
+
+@nnx.jit
+def _both(model, tokens, real, cache):
+    """The full pass over padded tokens, and decoding."""
+    return model(tokens, real), _decoded(model, tokens, cache, real[:, :4])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "learned", "max_length": 9},
+        {"positions": "sinusoidal", "scan_layers": True, "norm": "post"},
+        {"positions": "rotary", "mask": aj.masks.window(2, None), "num_kv_heads": 1},
+    ],
+    ids=lambda options: options["positions"],
+)
+def test_step_t_is_row_t_of_the_full_pass_of_a_padded_prompt(options):
+    model = _model(**options)
+    real = jnp.asarray([[True] * 7, [False, False] + [True] * 5])
+    full, decoded = _both(model, TOKENS, real, model.new_cache(2, 9))
+    np.testing.assert_allclose(
+        np.asarray(decoded)[real], np.asarray(full)[real], rtol=1e-4, atol=1e-5
+    )
+    alone = model(TOKENS[1:, 2:])
+    np.testing.assert_allclose(full[1, 2:], alone[0], rtol=1e-4, atol=1e-5)
+
+
+@nnx.jit
+def _trained(model, tokens):
+    """Two steps, as the second drops other entries; and the gradients of the first."""
+
+    def loss(model):
+        return jnp.sum(jnp.sin(model(tokens, deterministic=False)))
+
+    value, gradients = nnx.value_and_grad(loss)(model)
+    return jnp.stack([value, loss(model)]), gradients
+
+
+def test_scan_and_remat_change_nothing_in_training():
+    """Values, gradients, and what the layers' own streams drop."""
+    results = {}
+    for name in ("plain", "remat", "both"):
+        model = _model(dropout_rate=0.2, attention_dropout_rate=0.2, **STACKS[name])
+        values, gradients = _trained(model, TOKENS)
+        pure = nnx.to_pure_dict(gradients)
+        layers = pure["decoder"]["layers"]
+        if not model.decoder.scan_layers:
+            layers = jax.tree.map(lambda *x: jnp.stack(x), *(layers[i] for i in range(2)))
+        results[name] = (values, layers, pure["embedding"])
+    expected = results.pop("plain")
+    assert float(expected[0][0]) != float(expected[0][1])
+    for name, found in results.items():
+        chex.assert_trees_all_close(found, expected, rtol=1e-3, atol=1e-4, custom_message=name)
+
+
+def test_a_stream_given_in_the_call_goes_through_all_layers():
+    run = nnx.jit(lambda model, rngs: model(TOKENS, deterministic=False, rngs=rngs))
+    outs, counts = [], []
+    for name in ("plain", "both"):
+        rngs = nnx.Rngs(dropout=7)
+        outs.append(run(_model(dropout_rate=0.2, **STACKS[name]), rngs))
+        counts.append(int(rngs.dropout.count[...]))
+    np.testing.assert_allclose(outs[1], outs[0], rtol=1e-4, atol=1e-5)
+    assert counts == [5, 5], "one for the embedding, two for each layer"
+
+
+def test_a_scanned_layer_is_compiled_once():
+    def size(layers):
+        stack = TransformerEncoder(layers, 2, 8, 16, scan_layers=True, rngs=nnx.Rngs(0))
+        graph, state = nnx.split(stack)
+        run = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
+        return len(run.lower(state, jnp.ones((1, 3, 8))).as_text())
+
+    assert size(4) < 1.05 * size(2)
+
+
+def test_a_recomputed_layer_keeps_its_input_alone():
+    """What the backward pass is handed: little with remat, everything without."""
+
+    def kept(**options):
+        stack = TransformerEncoder(2, 2, 8, 16, **options, rngs=nnx.Rngs(0))
+        x = jnp.ones((1, 32, 8))
+        _, pull = jax.vjp(lambda x: stack(x), x)
+        return sum(leaf.size for leaf in jax.tree.leaves(pull) if leaf.shape[-2:-1] == (32,))
+
+    assert kept(remat=True) < 0.3 * kept()
+
+
+def test_a_scanned_encoder_decoder():
+    """Encoding, weights, statistics and decoding are those of the layers written out."""
+    plain, scanned = (
+        Transformer(2, 2, 8, 16, 11, 7, rngs=nnx.Rngs(0), **options)
+        for options in ({}, STACKS["both"])
+    )
+    source, target = TOKENS, TOKENS[:, :3] % 7
+    run = nnx.jit(
+        lambda model: (
+            model(source, target, source > 2),
+            model.cross_attention_weights(source, target, source > 2),
+            model.cross_attention_stats(source, target, source > 2),
+        )
+    )
+    chex.assert_trees_all_close(run(scanned), run(plain), rtol=1e-4, atol=1e-5)
+    call = {"bos": 1, "eos": 2, "max_length": 4, "source_mask": source > 2}
+    np.testing.assert_array_equal(
+        greedy_decode(scanned, source, **call), greedy_decode(plain, source, **call)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision(dtype):
+    """Low precision computes, float32 learns; float16 with Flax's dynamic scale of the loss."""
+    model = _model(dtype=jnp.dtype(dtype), positions="rotary", **STACKS["both"])
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params):
+        logits = nnx.merge(graph, params, rest)(TOKENS)
+        assert logits.dtype == dtype
+        picked = jnp.take_along_axis(
+            jax.nn.log_softmax(logits.astype(jnp.float32)), TOKENS[..., None], -1
+        )
+        return -jnp.mean(picked)
+
+    run = jax.jit(lambda scale, params: scale.value_and_grad(loss)(params))
+    _, finite, value, gradients = run(DynamicScale(scale=256.0), params)
+    assert bool(finite)
+    assert abs(float(value) - np.log(9)) < 1.5
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: _model(positions="learned"), ValueError, ["max_length"]),
+        (lambda: _model(max_length=4), ValueError, ["max_length", "sinusoidal"]),
+        (lambda: _model(positions="learned", max_length=6)(TOKENS), ValueError, ["7", "6"]),
+        (
+            lambda: _model(positions="learned", max_length=6).new_cache(2, 8),
+            ValueError,
+            ["8", "6"],
+        ),
+        (lambda: _model(remat="some"), ValueError, ["'some'", "dots_saveable"]),
+        (lambda: _model(remat=3), TypeError, ["remat", "int"]),
+        (lambda: _model(dropout_rate=1.0), ValueError, ["[0, 1)"]),
+        (lambda: _model(dropout_rate=0.5)(TOKENS), ValueError, ["deterministic"]),
+        (lambda: _model()(TOKENS > 1), TypeError, ["tokens"]),
+        (lambda: _model()(TOKENS, TOKENS[:, :3] > 1), ValueError, ["token_mask", "[2, 3]"]),
+    ],
+)
+def test_bad_use(make, error, words):
+    with pytest.raises(error) as raised:
+        make()
+    for word in words:
+        assert word in str(raised.value)
