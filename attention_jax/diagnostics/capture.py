@@ -18,6 +18,7 @@ from attention_jax.diagnostics.measure import Rows, run
 from attention_jax.diagnostics.reading import Facts, Reading
 from attention_jax.kernels import dense
 from attention_jax.kernels.request import Request, Result
+from attention_jax.scores.score import Sum
 from attention_jax.scores.similarity import Dot, ScaledDot
 
 _ROWS = (
@@ -321,10 +322,13 @@ def _largest(x: Any) -> Array:
 
 def _facts(request: Request, kind: str, order: int) -> Facts:
     score, depth = request.score, request.layout.H
+    inner: Any = score
+    while isinstance(inner, Sum):
+        inner = inner.score
     scale = None
-    if isinstance(score, Dot):
+    if isinstance(inner, Dot):
         scale = 1.0
-    elif isinstance(score, ScaledDot) and (factor := score.static_scale(depth)) is not None:
+    elif isinstance(inner, ScaledDot) and (factor := inner.static_scale(depth)) is not None:
         scale = float(factor)
     plan = explain(
         *(

@@ -86,7 +86,7 @@ class MonitorState:
         step: how many updates there were.
         steps: the step of each row `[capacity]`, -1 where there is none yet.
         values: `[capacity, paths, FIELDS]`.
-        losses: `[capacity]`, NaN where none was given.
+        losses: `[capacity, 2]`, the loss and whether one was given.
         paths: the attentions.
     """
 
@@ -121,7 +121,8 @@ def history(state: Any) -> list[dict[str, Any]]:
             named = [dict(zip(FIELDS, row.tolist(), strict=True)) for row in values[at]]
             attention = dict(zip(kept.paths, named, strict=True))
             row = {"step": int(steps[at]), "attention": attention}
-            rows.append(row if np.isnan(losses[at]) else {**row, "loss": float(losses[at])})
+            loss, given = losses[at]
+            rows.append({**row, "loss": float(loss)} if given else row)
     return rows
 
 
@@ -173,7 +174,7 @@ def monitor(
             jnp.zeros((), jnp.int32),
             jnp.full((capacity,), -1, jnp.int32),
             jnp.zeros((capacity, len(names), len(FIELDS)), jnp.float32),
-            jnp.full((capacity,), jnp.nan, jnp.float32),
+            jnp.zeros((capacity, 2), jnp.float32),
             names,
         )
 
@@ -193,7 +194,8 @@ def monitor(
         flat = jax.tree_util.tree_flatten_with_path(updates)[0]
         gradients = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in flat}
         row = jnp.stack([_fields(stats[name], _below(gradients, name, names)) for name in names])
-        value = jnp.float32(jnp.nan) if loss is None else jnp.asarray(loss).astype(jnp.float32)
+        value = jnp.asarray(0 if loss is None else loss).astype(jnp.float32)
+        value = jnp.stack([value, jnp.full_like(value, loss is not None)])
         at, due = (state.step // every) % capacity, state.step % every == 0
 
         def put(old: Array, new: Array) -> Array:

@@ -1,0 +1,176 @@
+"""Fewer heads: what is left of an attention's arrays when some of its heads go, or become one.
+
+    out = Σ_{n kept} P_n (x W_n^value) W_n^out
+
+The arrays are those of a layer of either flavour, by part and name: `query`, `key` and `value` with
+kernels `[D, heads, depth]`, `out` with `[N, V, D]`; a score and a bias have whatever they have.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax._core.axes import Array
+from attention_jax._core.term import Term
+from attention_jax.scores import Score, scaled_dot
+
+Arrays = dict[str, dict[str, Any]]
+
+
+class Plan(NamedTuple):
+    """Which heads stay.
+
+    Attributes:
+        kept: the query heads, in order.
+        kv: for each new key/value head, the old one.
+    """
+
+    kept: tuple[int, ...]
+    kv: tuple[int, ...]
+
+
+def make_plan(
+    num_heads: int, num_kv_heads: int, pruned: Sequence[int], *, apart: bool = False
+) -> Plan:
+    """The heads that stay when `pruned` go.
+
+    Key/value heads go with the last query head that uses them. Where what is left of the groups is
+    no longer of one size, or `apart` is set, every query head gets a key/value head of its own.
+
+    Raises:
+        ValueError: a head that is not there, or no head left.
+    """
+    wrong = [n for n in pruned if not 0 <= n < num_heads]
+    if wrong:
+        raise ValueError(f"heads: there are heads 0 to {num_heads - 1}, and no {wrong[0]}")
+    kept = tuple(n for n in range(num_heads) if n not in set(pruned))
+    if not kept:
+        raise ValueError(f"heads: all {num_heads} would go; an attention needs one")
+    users = [n // (num_heads // num_kv_heads) for n in kept]
+    counts = {j: users.count(j) for j in users}
+    if apart or len(set(counts.values())) > 1:
+        return Plan(kept, tuple(users))
+    return Plan(kept, tuple(counts))
+
+
+def prune_projections(arrays: Mapping[str, Mapping[str, Any]], plan: Plan) -> Arrays:
+    """The projections of the heads that stay; other parts are left out."""
+    new: Arrays = {}
+    for part, heads in (("query", plan.kept), ("key", plan.kv), ("value", plan.kv)):
+        index = np.asarray(heads)
+        new[part] = {
+            name: jnp.take(jnp.asarray(x), index, axis=-2) for name, x in arrays[part].items()
+        }
+    out = dict(arrays["out"])
+    out["kernel"] = jnp.take(jnp.asarray(out["kernel"]), np.asarray(plan.kept), axis=0)
+    new["out"] = out
+    return new
+
+
+def prune_term(
+    build: Callable[[dict[str, Any], int], Term],
+    values: Mapping[str, Any],
+    num_heads: int,
+    kept: Sequence[int],
+    depth: int,
+) -> dict[str, Any] | None:
+    """The parameters of a score or bias that stay, None where slicing them will not do.
+
+    Which arrays have an entry for each head, only the term knows. So it is tried: scores of random
+    queries and keys must be those of the heads that stay.
+
+    Args:
+        build: makes the term from its arrays by name, for so many heads.
+        values: the arrays by name.
+        num_heads: N.
+        kept: the heads that stay.
+        depth: H.
+    """
+    values = {name: jnp.asarray(x) for name, x in values.items()}
+    rng = np.random.default_rng(0)
+    query, key = (rng.normal(size=(n, num_heads, depth)).astype(np.float32) for n in (5, 7))
+    index = np.asarray(kept)
+    wanted = _scores(build(values, num_heads), query, key)[index]
+    candidates = [n for n, x in values.items() if x.ndim and x.shape[0] == num_heads]
+    for size in range(len(candidates), -1, -1):
+        for chosen in itertools.combinations(candidates, size):
+            new = {n: jnp.take(x, index, axis=0) if n in chosen else x for n, x in values.items()}
+            try:
+                found = _scores(build(new, len(kept)), query[:, index], key[:, index])
+            except (TypeError, ValueError):
+                continue
+            if np.allclose(found, wanted, rtol=1e-3, atol=1e-4):
+                return new
+    return None
+
+
+def _scores(term: Term, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    score = term if isinstance(term, Score) else scaled_dot() + term
+    return np.asarray(score(query, key))
+
+
+def clusters(similarity: Any, threshold: float) -> list[list[int]]:
+    """Heads that are alike, each group led by its first: all are like the leader.
+
+    Args:
+        similarity: `[N, N]`, or `[*B, N, N]`, whose mean is taken.
+        threshold: from which similarity on two heads are alike.
+    """
+    similar = np.asarray(similarity, np.float64)
+    similar = similar.reshape(-1, *similar.shape[-2:]).mean(0)
+    groups: list[list[int]] = []
+    for n in range(len(similar)):
+        for group in groups:
+            if similar[group[0], n] >= threshold:
+                group.append(n)
+                break
+        else:
+            groups.append([n])
+    return groups
+
+
+def merge_projections(
+    arrays: Mapping[str, Mapping[str, Any]], groups: Sequence[Sequence[int]], plan: Plan
+) -> Arrays:
+    """The projections where each group's leader looks for all of it.
+
+    What a group adds to the output is `P Σ_n [W_n^value; b_n^value] W_n^out`, were its maps the
+    leader's: the best matrix of that rank takes the sum's place (its singular value decomposition).
+    """
+    new = prune_projections(arrays, plan)
+    group_size = arrays["query"]["kernel"].shape[-2] // arrays["value"]["kernel"].shape[-2]
+    value, out = new["value"], new["out"]
+    biased = "bias" in value
+    for at, group in enumerate(groups):
+        if len(group) == 1:
+            continue
+        total: Any = 0.0
+        for n in group:
+            into = np.asarray(arrays["value"]["kernel"], np.float64)[:, n // group_size]
+            if biased:
+                shift = np.asarray(arrays["value"]["bias"], np.float64)[n // group_size]
+                into = np.concatenate([into, shift[None]])
+            total = total + into @ np.asarray(arrays["out"]["kernel"], np.float64)[n]
+        left, right = _factors(total, value["kernel"].shape[-1])
+        rows = left[:-1] if biased else left
+        value["kernel"] = value["kernel"].at[:, at].set(_like(rows, value["kernel"]))
+        if biased:
+            value["bias"] = value["bias"].at[at].set(_like(left[-1], value["bias"]))
+        out["kernel"] = out["kernel"].at[at].set(_like(right, out["kernel"]))
+    return new
+
+
+def _factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """`left [rows, rank] · right [rank, columns]`, the closest to the matrix of that rank."""
+    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    root = np.sqrt(sizes[:rank])
+    missing = max(0, rank - len(root))
+    left, right = left[:, :rank] * root, root[:, None] * right[:rank]
+    return np.pad(left, ((0, 0), (0, missing))), np.pad(right, ((0, missing), (0, 0)))
+
+
+def _like(x: np.ndarray, other: Any) -> Array:
+    return jnp.asarray(x, other.dtype)

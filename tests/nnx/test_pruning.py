@@ -1,0 +1,148 @@
+"""Fewer heads: the same outputs as with those heads silenced, in both flavours; heads made one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import linen
+from attention_jax.diagnostics import capture, head_importance, silence_heads
+from attention_jax.nnx import (
+    MultiHeadAttention,
+    TransformerEncoder,
+    merge_similar_heads,
+    prune_heads,
+)
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 16)).astype(np.float32)
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+
+
+def silenced(model, heads):
+    return jax.jit(lambda x: silence_heads(model, x, heads=heads))(X)
+
+
+LAYERS = {
+    "plain": ({}, [1]),
+    "groups_even": ({"num_kv_heads": 2}, [0, 1]),
+    "groups_odd": ({"num_kv_heads": 2, "value_features": 8, "use_bias": False}, [0]),
+    "additive": ({"score": "additive", "positions": "alibi"}, [0, 3]),
+    "cosine": ({"score": "cosine", "positions": "relative_bias"}, [2]),
+    "object": (
+        {"score": aj.scores.soft_cap(aj.scores.scaled_dot(np.float32([1, 2, 3, 4])), 5.0)},
+        [0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pruned_layer_is_the_layer_with_heads_silenced(name):
+    options, pruned = LAYERS[name]
+    layer = MultiHeadAttention(4, 16, rngs=nnx.Rngs(0), **options)
+    for part in (layer.query, layer.value, layer.out):
+        if part.bias is not None:
+            part.bias[...] = RNG.normal(size=part.bias.shape).astype(np.float32)
+    wanted = silenced(layer, {"MultiHeadAttention": pruned})
+    small = prune_heads(layer, pruned)
+    assert small.num_heads == 4 - len(pruned)
+    assert small.query.kernel.shape == (16, 4 - len(pruned), 4)
+    close(small(X), wanted)
+    assert layer.num_heads == 4
+    if name in ("plain", "groups_odd", "additive", "object"):
+        variables = linen.from_nnx(layer)
+        module = linen.MultiHeadAttention(num_heads=4, **options)
+        close(module.apply(variables, X), layer(X))
+        narrow, its = linen.prune_heads(module, variables, pruned)
+        close(narrow.apply(its, X), wanted)
+
+
+def test_a_mask_with_a_head_axis_loses_the_heads_too():
+    mask = RNG.random((4, 5, 5)) < 0.7
+    layer = MultiHeadAttention(
+        4, 16, mask=aj.masks.from_array(mask) & aj.masks.causal(), rngs=nnx.Rngs(0)
+    )
+    wanted = silenced(layer, {"MultiHeadAttention": [1, 3]})
+    close(prune_heads(layer, [1, 3])(X), wanted)
+
+
+def test_heads_of_a_whole_model_go_by_path_and_importance():
+    model = TransformerEncoder(2, 4, 16, 16, rngs=nnx.Rngs(0))
+    first, second = (f"layers/{i}/self_attention" for i in range(2))
+    model.layers[1].self_attention.out.kernel[3] = 0.0
+    options = {"loss": lambda y: jnp.mean(jnp.square(y[..., :3]))}
+    by_gradient = head_importance(model, X, **options, normalize=True)
+    by_ablation = head_importance(model, X, kind="ablation", **options)
+    for found in (by_gradient, by_ablation):
+        assert list(found) == [first, second]
+        assert np.abs(found[second]).argmin() == 3
+        assert found[second][3] == 0
+    np.testing.assert_allclose(np.linalg.norm(by_gradient[first]), 1, rtol=1e-5)
+    silent = silenced(model, {first: [2]})
+    loss = options["loss"]
+    np.testing.assert_allclose(by_ablation[first][2], loss(silent) - loss(model(X)), atol=1e-6)
+    heads = {first: [2], second: [0, 3]}
+    small = prune_heads(model, heads)
+    close(small(X), silenced(model, heads))
+    assert small.layers[1].self_attention.num_heads == 2
+
+
+def test_gradient_importance_is_that_of_a_gate():
+    layer = MultiHeadAttention(4, 16, rngs=nnx.Rngs(0))
+    found = head_importance(layer, X, loss=lambda y: jnp.mean(jnp.square(y)))["MultiHeadAttention"]
+
+    def lost(gates):
+        arrays, _ = layer._inputs(X, None, None, None, None)
+        out = aj.attend(*arrays) * gates[:, None, :, None]
+        return jnp.mean(jnp.square(layer.out(out)))
+
+    slopes = jax.grad(lost)(jnp.ones((2, 4)))
+    np.testing.assert_allclose(found, np.abs(slopes).sum(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_heads_with_one_map_become_one(use_bias):
+    layer = MultiHeadAttention(4, 16, use_bias=use_bias, rngs=nnx.Rngs(0))
+    for part in (layer.query, layer.key):
+        part.kernel[...] = part.kernel[...].at[:, 2].set(part.kernel[:, 0])
+    # values of rank 2 each: the sum has the rank of one head
+    for n in (0, 2):
+        layer.value.kernel[...] = layer.value.kernel[...].at[:, n, 2:].set(0.0)
+    if use_bias:
+        layer.value.bias[0, 1], layer.value.bias[2, 0] = 1.0, -2.0
+    found = capture(layer, X, similarity=True)
+    small = merge_similar_heads(layer, found)
+    assert small.num_heads == 3
+    close(small(X), layer(X))
+    variables, similar = linen.from_nnx(layer), found["MultiHeadAttention"].similarity
+    module = linen.MultiHeadAttention(num_heads=4, use_bias=use_bias)
+    narrow, its = linen.merge_similar_heads(module, variables, similar)
+    assert narrow.num_heads == 3
+    close(narrow.apply(its, X), layer(X))
+    untouched = merge_similar_heads(layer, np.eye(4))
+    close(untouched(X), layer(X))
+
+
+def test_mistakes_name_what_is_wrong():
+    layer = MultiHeadAttention(4, 16, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="heads 0 to 3, and no 4"):
+        prune_heads(layer, [4])
+    with pytest.raises(ValueError, match="all 4 would go"):
+        prune_heads(layer, range(4))
+    with pytest.raises(ValueError, match="'layers/0' leads to no MultiHeadAttention"):
+        prune_heads(TransformerEncoder(1, 2, 8, 8, rngs=nnx.Rngs(0)), {"layers/0": [0]})
+    with pytest.raises(ValueError, match=r"similarity has shape \[3, 3\]"):
+        merge_similar_heads(layer, np.eye(3))
+    with pytest.raises(ValueError, match="the capture has none"):
+        merge_similar_heads(layer, capture(layer, X))
+    with pytest.raises(ValueError, match="threshold"):
+        merge_similar_heads(layer, np.eye(4), threshold=0.0)
+    with pytest.raises(ValueError, match="no attention 'x'"):
+        silence_heads(layer, X, heads={"x": [0]})
+    with pytest.raises(NotImplementedError, match="mask held by the module"):
+        linen.prune_heads(linen.MultiHeadAttention(num_heads=2, mask=aj.masks.causal()), {}, [0])
