@@ -12,6 +12,7 @@ from attention_jax import heads as heads
 from attention_jax import masks as masks
 from attention_jax import positions as positions
 from attention_jax import scores as scores
+from attention_jax import sharding as sharding
 from attention_jax import softmax as softmax
 from attention_jax import subquadratic as subquadratic
 from attention_jax import testing as testing

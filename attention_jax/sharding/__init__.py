@@ -1,0 +1,5 @@
+"""Attention over several devices: placements by annotation, and sequences that are split."""
+
+from attention_jax.sharding.placement import placement as placement
+from attention_jax.sharding.split import attend_split as attend_split
+from attention_jax.sharding.split import merge as merge

@@ -1,0 +1,226 @@
+"""Sequences too long for one device: queries and keys divided among several.
+
+    out = Σ_i exp(lse_i - lse) out_i,   lse = log Σ_i exp(lse_i)
+
+Every device attends from its queries to its keys, at their true positions; what devices with other
+keys found is put together by its log-sum-exp. Two numbers a row tell how much each part weighs, so
+that nothing but outputs and statistics travels.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
+
+from attention_jax._core.axes import AnyArray, Array, Key, Query, Value
+from attention_jax._core.checks import check_inputs
+from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.term import Term
+from attention_jax.attend import attend_with_stats
+from attention_jax.masks import Mask
+from attention_jax.scores import Score
+from attention_jax.sharding.placement import AxisNames, check_names, flat
+
+
+def merge(
+    outs: AnyArray, lses: AnyArray
+) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B N T"]]:
+    """Attention over all keys, from attention over parts of them.
+
+        lse = log Σ_i exp(lse_i),   out = Σ_i exp(lse_i - lse) out_i
+
+    Args:
+        outs: outputs over each part's keys, `[parts, *B, T, N, V]`.
+        lses: their log-sum-exps, `[parts, *B, N, T]`; -inf where a row sees nothing.
+
+    Returns:
+        `(out, lse)`, differentiable; a row that sees nothing in any part has 0 and -inf.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 8, 2, 4))
+        >>> parts = [aj.attend_with_stats(q, k[i::2], v[i::2]) for i in range(2)]
+        >>> outs = jnp.stack([out for out, _ in parts])
+        >>> lses = jnp.stack([stats.lse for _, stats in parts])
+        >>> bool(jnp.allclose(aj.sharding.merge(outs, lses)[0], aj.attend(q, k, v), atol=1e-6))
+        True
+
+    References:
+        Dao et al. 2022, "FlashAttention", arXiv:2205.14135, §3.1.
+    """
+    outs, lses = jnp.asarray(outs), jnp.asarray(lses)
+    if outs.ndim != lses.ndim + 1 or _rows(outs.shape) != lses.shape:
+        raise ValueError(
+            f"outs has shape {list(outs.shape)} for [parts, *B, T, N, V] and lses has shape "
+            f"{list(lses.shape)}: it must be [parts, *B, N, T]"
+        )
+
+    def largest(x: Array) -> Array:
+        return jnp.max(x, axis=0, keepdims=True)
+
+    def total(x: Array) -> Array:
+        return jnp.sum(x, axis=0, keepdims=True)
+
+    out, lse = _merged(outs, lses, largest, total)
+    return out[0], lse[0]
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *lead, T, N, _ = shape
+    return (*lead, N, T)
+
+
+def _merged(out: Array, lse: Array, largest: Any, total: Any) -> tuple[Array, Array]:
+    dtype = out.dtype
+    top = jax.lax.stop_gradient(largest(jax.lax.stop_gradient(lse)))
+    top = jnp.where(top == NEG_INF, 0, top)
+    seen = lse != NEG_INF
+    weight = jnp.where(seen, jnp.exp(jnp.where(seen, lse - top, 0)), 0)
+    weights = total(weight)
+    some = weights > 0
+    safe = jnp.where(some, weights, 1)
+    shares = jnp.swapaxes(weight, -1, -2)[..., None]
+    whole = total(shares * out.astype(stats_dtype(dtype)))
+    whole = whole / jnp.swapaxes(safe, -1, -2)[..., None]
+    return whole.astype(dtype), jnp.where(some, top + jnp.log(safe), NEG_INF)
+
+
+def attend_split(
+    query: Query,
+    key: Key,
+    value: Value,
+    *,
+    mesh: Mesh,
+    batch: AxisNames = None,
+    heads: AxisNames = None,
+    queries: AxisNames = None,
+    keys: AxisNames = None,
+    score: Score | None = None,
+    mask: Any = None,
+    implementation: Any = None,
+    block_size: Any = None,
+    precision: Any = None,
+) -> Float[Array, "*B T N V"]:
+    """Attention with the sequence itself divided among devices, each walking its own blocks.
+
+    Every device holds 1 / (queries · keys) of the plane: its memory is O(T / queries + S / keys),
+    and blocks that the mask rules out are skipped where their true positions tell. Outputs over
+    different keys are merged by their log-sum-exp. It differentiates like `attend`.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        value: `[*B, S, K, V]`.
+        mesh: the devices.
+        batch: mesh axes that divide the first batch axis.
+        heads: mesh axes that divide the heads, key/value heads too.
+        queries: mesh axes that divide T.
+        keys: mesh axes that divide S.
+        score: see `attend`; without array parameters where they would have to be divided.
+        mask: a mask that goes by position, such as `causal() & window(255, 0)`.
+        implementation: see `attend`.
+        block_size: see `attend`.
+        precision: see `attend`.
+
+    Returns:
+        `[*B, T, N, V]`, divided as the queries are.
+
+    Raises:
+        ValueError: a size that the devices do not divide, or an unknown mesh axis.
+        TypeError: a mask that holds arrays, which belong to indices of the whole sequence.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import attention_jax as aj
+        >>> mesh = jax.make_mesh((1,), ("seq",))
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 8, 2, 4))
+        >>> split = aj.sharding.attend_split(q, k, v, mesh=mesh, keys="seq", mask=aj.masks.causal())
+        >>> bool(jnp.allclose(split, aj.attend(q, k, v, mask=aj.masks.causal()), atol=1e-6))
+        True
+
+    References:
+        Liu et al. 2023, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, §3.
+    """
+    layout = check_inputs(query, key, value)
+    check_names(mesh, batch=batch, heads=heads, queries=queries, keys=keys)
+    lead = layout.batch
+    if batch is not None and not lead:
+        raise ValueError(f"batch {batch!r} divides a batch axis, and query has none")
+    for argument, names, letter, size in (
+        ("batch", batch, "B", lead[0] if lead else 1),
+        ("heads", heads, "K", layout.K),
+        ("queries", queries, "T", layout.T),
+        ("keys", keys, "S", layout.S),
+    ):
+        devices = math.prod(mesh.shape[name] for name in flat(names))
+        if size % devices:
+            raise ValueError(
+                f"{argument} {names!r}: {letter} = {size} is no multiple of {devices} devices"
+            )
+    if mask is not None and (not isinstance(mask, Mask) or jax.tree.leaves(mask)):
+        raise TypeError(
+            "mask must go by position, as causal() and window(...) do: arrays belong to the whole "
+            f"sequence, got {mask!r}"
+        )
+    _check_whole(score, heads)
+
+    def place(sequence: AxisNames) -> PartitionSpec:
+        axes = (batch, *(None,) * (len(lead) - 1)) if lead else ()
+        return PartitionSpec(*axes, sequence, heads, None)
+
+    def piece(query: Array, key: Array, value: Array, score: Any) -> Array:
+        out, stats = attend_with_stats(
+            query,
+            key,
+            value,
+            score=score,
+            mask=mask,
+            query_positions=_positions(query.shape[-3], queries, mesh),
+            key_positions=_positions(key.shape[-3], keys, mesh),
+            implementation=implementation,
+            block_size=block_size,
+            precision=precision,
+        )
+        if not flat(keys):
+            return out
+
+        def largest(x: Array) -> Array:
+            return jax.lax.pmax(x, flat(keys))
+
+        return _merged(out, stats.lse, largest, lambda x: jax.lax.psum(x, flat(keys)))[0]
+
+    specs = place(queries), place(keys), place(keys)
+    split = jax.shard_map(
+        piece, mesh=mesh, in_specs=(*specs, PartitionSpec()), out_specs=place(queries)
+    )
+    arrays = (jnp.asarray(x) for x in (query, key, value))
+    placed = (_placed(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True))
+    return split(*placed, score)
+
+
+def _placed(x: Array, mesh: Mesh, spec: PartitionSpec) -> Array:
+    """Where axes of the mesh are explicit, an array says how it lies, and must lie so."""
+    explicit = AxisType.Explicit in mesh.axis_types
+    return jax.reshard(x, NamedSharding(mesh, spec)) if explicit else x
+
+
+def _check_whole(score: Term | None, heads: AxisNames) -> None:
+    """Parameters are whole on every device, so one for each head does not fit divided heads."""
+    if flat(heads) and jax.tree.leaves(score):
+        raise ValueError(
+            f"heads {heads!r}: the parameters of {score!r} would have to be divided with the "
+            "heads; use attend under jax.jit with aj.sharding.placement(...)"
+        )
+
+
+def _positions(length: int, names: AxisNames, mesh: Mesh) -> Array | None:
+    index = jnp.arange(length, dtype=jnp.int32)
+    if not flat(names):
+        return index
+    return index + jax.lax.axis_index(flat(names)).astype(jnp.int32) * length
