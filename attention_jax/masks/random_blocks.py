@@ -97,7 +97,7 @@ class RandomBlocks(Mask):
         """Nothing but the head axis, where there is one."""
         if self.num_heads is None:
             return Sides()
-        return Sides(query=jnp.zeros((self.num_heads, 1), bool))
+        return Sides(query=jnp.zeros((self.num_heads, lengths.T), bool))
 
     def per_head(self) -> Chosen:
         """The table."""
@@ -240,17 +240,17 @@ def random(
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and np.dtype(key.dtype) != np.uint32:
         raise TypeError(f"key must be a PRNG key, got dtype {np.dtype(key.dtype).name}")
-    sizes = [
+    length, size, blocks = (
         check_count(name, value, 1)
         for name, value in (("length", length), ("block_size", block_size), ("blocks", blocks))
-    ]
+    )
     heads = None if num_heads is None else check_count("num_heads", num_heads, 1)
     if not is_concrete(key):
-        return RandomBlocks(_one_key(key, typed), None, *sizes, heads)
+        return RandomBlocks(_one_key(key, typed), None, length, size, blocks, heads)
     with jax.ensure_compile_time_eval():
         key = _one_key(key, typed)
         bits = tuple(int(word) for word in np.asarray(jax.random.key_data(key)).ravel())
-    return RandomBlocks(None, (str(jax.random.key_impl(key)), bits), *sizes, heads)
+    return RandomBlocks(None, (str(jax.random.key_impl(key)), bits), length, size, blocks, heads)
 
 
 def _one_key(key: Any, typed: bool) -> Any:

@@ -43,6 +43,8 @@ def by_distance(
     """
     shape = (query_positions.shape[0], key_positions.shape[0])
     low, high = limits
+    if 0 in shape:
+        return jnp.zeros(shape, rows.dtype)
 
     def beyond(limit: int) -> Callable[[Array, Array], Array]:
         index = column(np.full((1,), limit, np.int32))
