@@ -38,9 +38,9 @@ def lsh_attention(
 
         out_t = Σ_{s in P_t} softmax_s(scale · q_t · k_s) v_s,   k_s = q_s / |q_s|
 
-    A bucket is the nearest of some random directions and their opposites. P_t holds the tokens that in some round fall
-    into t's bucket, no further from t than `window` of the bucket's own, without t itself: it is
-    there only where nothing else is, with weight 1.
+    A bucket is the nearest of some random directions and their opposites. P_t holds the tokens that
+    in some round fall into t's bucket, no further from t than `window` of the bucket's own, without
+    t itself: it is there only where nothing else is, with weight 1.
 
     Chunks are only how this is computed. In Reformer they say who sees whom, so that a later token
     moves the borders and with them what an earlier one sees; here causal order holds strictly.
