@@ -26,4 +26,10 @@ from attention_jax.nnx.scores import general as general
 from attention_jax.nnx.scores import scaled_dot as scaled_dot
 from attention_jax.nnx.stacks import TransformerDecoder as TransformerDecoder
 from attention_jax.nnx.stacks import TransformerEncoder as TransformerEncoder
+from attention_jax.nnx.subquadratic import LinearAttention as LinearAttention
+from attention_jax.nnx.subquadratic import LowRankAttention as LowRankAttention
+from attention_jax.nnx.subquadratic import LSHAttention as LSHAttention
+from attention_jax.nnx.subquadratic import MemoryCompressedAttention as MemoryCompressedAttention
+from attention_jax.nnx.subquadratic import NystromAttention as NystromAttention
+from attention_jax.nnx.subquadratic import RoutedAttention as RoutedAttention
 from attention_jax.nnx.transformer import Transformer as Transformer
