@@ -6,6 +6,8 @@ It wants queries that are scaled already, heads before lengths and one example a
 the blocks that a static mask rules out. First derivatives only, in reverse mode.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +104,7 @@ def _attend(
         jnp.swapaxes(x, -2, -3).reshape(-1, x.shape[-2], x.shape[-3], x.shape[-1])
         for x in (scaled, key, value)
     )
+    out: Any  # without residuals it is one array
     if plain.segments is None:
         out = jax.vmap(kernel)(*flat)
     else:

@@ -196,7 +196,7 @@ def attend_split(
         return _merged(out, stats.lse, largest, lambda x: jax.lax.psum(x, flat(keys)))[0]
 
     specs = place(queries), place(keys), place(keys)
-    split = jax.shard_map(
+    split: Any = jax.shard_map(
         piece, mesh=mesh, in_specs=(*specs, PartitionSpec()), out_specs=place(queries)
     )
     arrays = (jnp.asarray(x) for x in (query, key, value))

@@ -5,6 +5,6 @@ from experiments.bench.contest import Case
 
 def table() -> list[Case]:
     """Every case there is; nothing is compiled or run yet."""
-    from experiments.bench import exact
+    from experiments.bench import accelerator, exact, modules
 
-    return exact.cases()
+    return [*exact.cases(), *modules.cases(), *accelerator.cases()]
