@@ -19,6 +19,7 @@ from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
 from attention_jax.scores import Score
+from attention_jax.softmax import Stats
 
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 Draw = Callable[[Array], Array]
@@ -72,6 +73,16 @@ class ScoreRecipe:
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
         """For each parameter by name, a function from a PRNG key to its first value."""
         del sizes
+        return {}
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The names that are states: they get no gradient, and `adapt` changes them in training."""
+        return ()
+
+    def adapt(self, values: Mapping[str, Array], stats: Stats) -> dict[str, Array]:
+        """The next values of the states, from the statistics of a training call."""
+        del values, stats
         return {}
 
     def build(self, values: Mapping[str, Array]) -> Score:

@@ -9,6 +9,7 @@ from attention_jax.nnx.decode import beam_decode as beam_decode
 from attention_jax.nnx.decode import greedy_decode as greedy_decode
 from attention_jax.nnx.decode import sample_decode as sample_decode
 from attention_jax.nnx.decoder_layer import TransformerDecoderLayer as TransformerDecoderLayer
+from attention_jax.nnx.graph import GraphAttention as GraphAttention
 from attention_jax.nnx.interop import attention_fn as attention_fn
 from attention_jax.nnx.language import TransformerLM as TransformerLM
 from attention_jax.nnx.layers import TransformerEncoderLayer as TransformerEncoderLayer
@@ -18,11 +19,15 @@ from attention_jax.nnx.places import alibi as alibi
 from attention_jax.nnx.places import relative_bias as relative_bias
 from attention_jax.nnx.places import rotary as rotary
 from attention_jax.nnx.places import shaw as shaw
+from attention_jax.nnx.pooling import AttentionPooling as AttentionPooling
 from attention_jax.nnx.scores import additive as additive
 from attention_jax.nnx.scores import concat as concat
 from attention_jax.nnx.scores import cosine as cosine
 from attention_jax.nnx.scores import dot as dot
+from attention_jax.nnx.scores import entropy_scale as entropy_scale
 from attention_jax.nnx.scores import general as general
+from attention_jax.nnx.scores import learned_scale as learned_scale
+from attention_jax.nnx.scores import log_length as log_length
 from attention_jax.nnx.scores import scaled_dot as scaled_dot
 from attention_jax.nnx.stacks import TransformerDecoder as TransformerDecoder
 from attention_jax.nnx.stacks import TransformerEncoder as TransformerEncoder

@@ -6,6 +6,7 @@ from flax import nnx
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
+from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax._modules.flags import Flag, if_training
@@ -60,6 +61,8 @@ class AttentionLayer(nnx.Module):
     ) -> Result:
         """One call of the engine, with everything the layer has settled."""
         name = type(self).__name__
+        told = self.deterministic if deterministic is None else deterministic
+        adapting = self.score.adapts and told is not None and is_concrete(told) and not told
 
         def run(**dropout: Any) -> Result:
             request = make_request(
@@ -71,7 +74,7 @@ class AttentionLayer(nnx.Module):
                 bias=bias,
                 block_size=self.block_size,
                 precision=self.precision,
-                statistics=statistics,
+                statistics=statistics or adapting,
                 **positions,
                 **dropout,
             )
@@ -80,13 +83,19 @@ class AttentionLayer(nnx.Module):
 
         training = is_training(name, self.dropout_rate, deterministic, self.deterministic)
         if training is False:
-            return run()
+            return self._adapted(run(), adapting)
         dropout = {
             "dropout_rate": self.dropout_rate,
             "dropout_key": dropout_key(name, rngs, self.rngs),
             "shared_dropout": self.broadcast_dropout,
         }
-        return if_training(training, lambda: run(**dropout), run)
+        return self._adapted(if_training(training, lambda: run(**dropout), run), adapting)
+
+    def _adapted(self, result: Result, adapting: bool) -> Result:
+        if adapting:
+            assert result.stats is not None  # asked for above
+            self.score.adapt(result.stats)
+        return result
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:
         result = self._run(*arrays, **options, statistics=True)

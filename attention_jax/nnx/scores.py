@@ -23,10 +23,18 @@ from attention_jax._modules.factories import dot as dot
 from attention_jax._modules.factories import general as general
 from attention_jax._modules.factories import scaled_dot as scaled_dot
 from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
+from attention_jax._modules.scales import entropy_scale as entropy_scale
+from attention_jax._modules.scales import learned_scale as learned_scale
+from attention_jax._modules.scales import log_length as log_length
 from attention_jax.scores import Score
+from attention_jax.softmax import Stats
 
 ScoreFactory = Callable[[int, int, nnx.Rngs], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
+
+
+class Adapted(nnx.Variable):
+    """A state of a score that training calls change and no gradient reaches."""
 
 
 class Parameters(nnx.Module):
@@ -35,15 +43,21 @@ class Parameters(nnx.Module):
     Floating arrays are `nnx.Param` and train; arrays of another kind are plain variables.
     """
 
-    def _draw(self, draws: Mapping[str, Draw], dtype: Any, rngs: nnx.Rngs) -> None:
+    def _draw(
+        self,
+        draws: Mapping[str, Draw],
+        dtype: Any,
+        rngs: nnx.Rngs,
+        adapted: tuple[str, ...] = (),
+    ) -> None:
         self.names = tuple(draws)
         self.dtype = dtype
         for name, draw in draws.items():
             # Only parameters that are there use up a key: a layer with the default score draws the
             # same numbers as Flax's.
             value = draw(rngs.params())
-            floating = jnp.issubdtype(value.dtype, jnp.floating)
-            setattr(self, name, nnx.Param(value) if floating else nnx.Variable(value))
+            kind = nnx.Param if jnp.issubdtype(value.dtype, jnp.floating) else nnx.Variable
+            setattr(self, name, (Adapted if name in adapted else kind)(value))
 
     def values(self) -> dict[str, Array]:
         """The present values, floating ones in the layer's dtype."""
@@ -51,8 +65,8 @@ class Parameters(nnx.Module):
 
     def _value(self, name: str) -> Array:
         value: jax.Array = getattr(self, name)[...]
-        floating = jnp.issubdtype(value.dtype, jnp.floating)
-        return jnp.asarray(cast(value, self.dtype)) if floating else value
+        trains = isinstance(getattr(self, name), nnx.Param)
+        return jnp.asarray(cast(value, self.dtype)) if trains else value
 
 
 class ScoreParameters(Parameters):
@@ -69,7 +83,17 @@ class ScoreParameters(Parameters):
             score = made
         recipe = recipes.recipe(score)
         self.recipe = recipe.bare()
-        self._draw(recipe.parameters(sizes), dtype, rngs)
+        self._draw(recipe.parameters(sizes), dtype, rngs, recipe.adapted)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether there are states that training calls change."""
+        return bool(self.recipe.adapted)
+
+    def adapt(self, stats: Stats) -> None:
+        """Takes note of a training call."""
+        for name, value in self.recipe.adapt(self.values(), stats).items():
+            getattr(self, name)[...] = value
 
     def __call__(self) -> Score:
         """The score with the present values of its parameters, floating ones in `dtype`."""

@@ -16,7 +16,13 @@ TABLE = jnp.asarray(np.random.default_rng(1).normal(size=(4, 8)), jnp.float32)
 
 
 def _layer(**options):
-    given = {"qkv_features": 16, "num_kv_heads": 2, "value_features": 12, "out_features": 5, **options}
+    given = {
+        "qkv_features": 16,
+        "num_kv_heads": 2,
+        "value_features": 12,
+        "out_features": 5,
+        **options,
+    }
     return MultiHeadAttention(4, WIDTH, **given, rngs=nnx.Rngs(0))
 
 
