@@ -10,6 +10,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
+from tests.linen.tools import apply, init
 
 B, T, S, D = 2, 5, 7, 8
 RNG = np.random.default_rng(0)
@@ -28,7 +29,7 @@ def layers(**options):
 
 
 MAKE = {
-    **{f"score {name}": attention(score=name) for name in ("general", "concat", "cosine")},
+    **{f"score {name}": attention(score=name) for name in ("concat", "cosine")},
     "grouped": attention(num_kv_heads=1, normalize_qk=True, use_bias=False),
     "score object": attention(
         score=aj.scores.temperature(aj.scores.dot(), jnp.array([1.5, 3.0])), mask=PADDING
@@ -46,16 +47,21 @@ def pair(make):
     return make(modules, rngs=nnx.Rngs(0)), make(linen)
 
 
-def outputs(layer, variables=None):
-    """What a module answers, by the names of its methods."""
-    calls = {"__call__": (X, STATES), "with_stats": (X, STATES), "attention_weights": (X, STATES)}
-    if "Transformer" in type(layer).__name__:
-        calls = {"__call__": (X, STATES), "with_stats": (X, STATES), "with_weights": (X, STATES)}
-    if variables is None:
-        return {name: getattr(layer, name)(*inputs) for name, inputs in calls.items()}
+def methods(layer):
+    """The methods to compare."""
+    weights = "with_weights" if "Transformer" in type(layer).__name__ else "attention_weights"
+    return ("__call__", "with_stats", weights)
+
+
+@nnx.jit
+def of_nnx(layer):
+    return {name: getattr(layer, name)(X, STATES) for name in methods(layer)}
+
+
+def of_linen(layer, variables):
     return {
-        name: layer.apply(variables, *inputs, method=getattr(layer, name))
-        for name, inputs in calls.items()
+        name: layer.apply(variables, X, STATES, method=getattr(layer, name))
+        for name in methods(layer)
     }
 
 
@@ -66,15 +72,15 @@ def test_the_parameters_of_either_serve_the_other(name):
     chex.assert_trees_all_equal_shapes(
         variables, jax.eval_shape(theirs.init, jax.random.key(0), X, STATES)
     )
-    before = outputs(ours)
-    chex.assert_trees_all_close(outputs(theirs, variables), before, rtol=1e-5, atol=1e-5)
+    before, run = of_nnx(ours), jax.jit(lambda v: of_linen(theirs, v))
+    chex.assert_trees_all_close(run(variables), before, rtol=1e-5, atol=1e-5)
 
     moved = jax.tree.map(lambda p: p * 0.5 + 0.1, variables)
     after = linen.to_nnx(moved, ours)
-    found = outputs(after)
-    chex.assert_trees_all_close(outputs(theirs, moved), found, rtol=1e-5, atol=1e-5)
+    found = of_nnx(after)
+    chex.assert_trees_all_close(run(moved), found, rtol=1e-5, atol=1e-5)
     assert not np.allclose(found["__call__"], before["__call__"], atol=1e-3)
-    np.testing.assert_array_equal(ours(X, STATES), before["__call__"])  # it stays as it was
+    chex.assert_trees_all_equal(linen.from_nnx(ours), variables)  # it stays as it was
     chex.assert_trees_all_equal(linen.from_nnx(after), moved)
 
 
@@ -84,19 +90,20 @@ def test_the_parameters_of_either_serve_the_other(name):
     ids=str,
 )
 def test_whole_models(options):
-    sizes = (2, 2, D, 16, 11, 11)
+    sizes = (1 if "norm" in options else 2, 2, D, 16, 11, 11)
     ours = modules.Transformer(*sizes, rngs=nnx.Rngs(0), **options)
     theirs = linen.Transformer(*sizes, **options)
-    variables = linen.from_nnx(ours)
-    drawn = theirs.init(jax.random.key(0), SOURCE, TARGET)
+    variables, drawn = linen.from_nnx(ours), init(theirs, SOURCE, TARGET)
     chex.assert_trees_all_equal_shapes(variables, drawn)
+
+    def look(model, call):
+        calls = ("__call__", "cross_attention_weights", "cross_attention_stats")
+        return [call(getattr(model, name), SOURCE, TARGET, SOURCE > 0) for name in calls]
+
+    mine = nnx.jit(lambda model: look(model, lambda f, *a: f(*a)))
+    run = jax.jit(lambda v: look(theirs, lambda f, *a: theirs.apply(v, *a, method=f)))
     for params, model in ((variables, ours), (drawn, linen.to_nnx(drawn, ours))):
-        found = theirs.apply(params, SOURCE, TARGET, SOURCE > 0)
-        np.testing.assert_allclose(found, model(SOURCE, TARGET, SOURCE > 0), rtol=1e-5, atol=1e-5)
-    for method in ("cross_attention_weights", "cross_attention_stats"):
-        found = theirs.apply(variables, SOURCE, TARGET, SOURCE > 0, method=getattr(theirs, method))
-        expected = getattr(ours, method)(SOURCE, TARGET, SOURCE > 0)
-        chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
+        chex.assert_trees_all_close(run(params), mine(model), rtol=1e-5, atol=1e-5)
 
 
 def test_parameters_that_do_not_agree_are_told():
@@ -116,5 +123,5 @@ def test_dropout_at_one_key_is_one_dropout():
     variables = linen.from_nnx(ours)
     stream = nnx.Rngs(dropout=7).dropout
     key = nnx.clone(stream)()
-    found = theirs.apply(variables, X, dropout_rng=key)
+    found = apply(theirs, variables, X, dropout_rng=key)
     np.testing.assert_allclose(found, ours(X, rngs=stream), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`flax.linen.MultiHeadDotProductAttention` and ours: one checkpoint, equal numbers and gradients."""
+"""Flax's `MultiHeadDotProductAttention` and ours: one checkpoint, equal numbers and gradients."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ import pytest
 
 from attention_jax import masks
 from attention_jax.linen import MultiHeadAttention
+from tests.linen.tools import apply, init
 
 RNG = np.random.default_rng(0)
 X, STATES = (jnp.asarray(RNG.normal(size=(2, n, 12)), jnp.float32) for n in (5, 7))
@@ -25,12 +26,6 @@ CONFIGURATIONS = {
         "out_kernel_init": nn.initializers.normal(0.3),
     },
 }
-
-
-def init(layer, *inputs, **options):
-    """A layer's variables, drawn as a user would: Flax promotes dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
-        return layer.init(jax.random.key(3), *inputs, **options)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -50,8 +45,9 @@ def run(layer, variables, x, states):
 def test_a_checkpoint_and_a_seed_serve_both(name):
     options = CONFIGURATIONS[name]
     theirs, ours = nn.MultiHeadDotProductAttention(**options), MultiHeadAttention(**options)
-    variables = init(theirs, X, STATES)
-    chex.assert_trees_all_equal(ours.init(jax.random.key(3), X, STATES), variables)
+    with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes
+        variables = init(theirs, X, STATES)
+    chex.assert_trees_all_equal(init(ours, X, STATES), variables)
     found, expected = (run(layer, variables, X, STATES) for layer in (ours, theirs))
     chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=2e-4)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
@@ -65,21 +61,21 @@ def test_masks_mean_the_same():
     flax_mask = nn.combine_masks(
         nn.make_causal_mask(X[..., 0]), nn.make_attention_mask(jnp.ones((2, 5)), seen)
     ).astype(bool)
-    expected = theirs.apply(variables, X, mask=flax_mask)
-    for mask in (masks.causal() & masks.padding(lengths), flax_mask, np.asarray(flax_mask)):
-        found = ours.apply(variables, X, mask=mask)
+    expected = apply(theirs, variables, X, mask=flax_mask)
+    for mask in (masks.causal() & masks.padding(lengths), np.asarray(flax_mask)):
+        found = apply(ours, variables, X, mask=mask)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_compute_with_float32_parameters():
     options = {"num_heads": 2, "dtype": jnp.bfloat16, "normalize_qk": True}
     theirs, ours = nn.MultiHeadDotProductAttention(**options), MultiHeadAttention(**options)
-    variables = ours.init(jax.random.key(0), X)
+    variables = init(ours, X)
     chex.assert_type(jax.tree.leaves(variables), jnp.float32)
-    out = ours.apply(variables, X)
+    out = apply(ours, variables, X)
     chex.assert_type(out, jnp.bfloat16)
     with jax.numpy_dtype_promotion("standard"):
-        expected = theirs.apply(variables, X)
+        expected = apply(theirs, variables, X)
     low = [x.astype(jnp.float32) for x in (out, expected)]
     np.testing.assert_allclose(*low, rtol=3e-2, atol=3e-2)
 
@@ -88,7 +84,7 @@ def test_partitioned_parameters_are_boxed_alike():
     kernel = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model", None))
     options = {"num_heads": 2, "kernel_init": kernel}
     theirs = init(nn.MultiHeadDotProductAttention(**options), X)
-    ours = MultiHeadAttention(**options).init(jax.random.key(3), X)
+    ours = init(MultiHeadAttention(**options), X)
     assert ours["params"]["query"]["kernel"].names == (None, "model", None)
     chex.assert_trees_all_equal(ours, theirs)
 
