@@ -1,0 +1,101 @@
+"""What the figures have in common: paper, tints, words. Loads matplotlib, when first used."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+INK, SOFT, MARK = "#24292f", "#57606a", "#d55e00"
+# DejaVu comes with matplotlib; the others are tried for signs it lacks (Chinese, say).
+_FAMILIES = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
+    "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Noto Emoji",
+    "Arial Unicode MS",
+)  # fmt: skip
+_SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", "\r": "⏎"})
+
+
+def new_figure(width: float, height: float) -> "matplotlib.figure.Figure":
+    """An empty figure, in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "the figures of attention_jax.visualize need matplotlib: "
+            "pip install 'attention_jax[visualize]'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_map(axes: Any, weights: np.ndarray, keys: int) -> Any:
+    """Weights `[T, S]` as tints, t down and s across; an even spread over `keys` has a fifth."""
+    from matplotlib.colors import PowerNorm
+
+    image = axes.imshow(
+        weights, cmap="Blues", aspect="auto", interpolation="nearest",
+        norm=PowerNorm(min(0.5, math.log(5) / math.log(max(keys, 2))), vmin=0, vmax=1),
+    )  # fmt: skip
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set(color="#b6bdc6", linewidth=0.6, visible=True)
+    return image
+
+
+def weight_bar(figure: Any, image: Any) -> None:
+    """Which tint is which weight, beside the maps."""
+    marks = [w for w in (0, 0.002, 0.01, 0.05, 0.2, 0.5, 1) if w == 0 or image.norm(w) >= 0.09]
+    bar = figure.colorbar(image, ax=figure.axes, shrink=0.7, aspect=28, pad=0.015, ticks=marks)
+    bar.outline.set_visible(False)
+    bar.ax.minorticks_off()
+    bar.ax.set_yticklabels([f"{w:g}" for w in marks], fontsize=7)
+    bar.ax.tick_params(length=0, colors=SOFT)
+    say(bar.set_label, "weight", size=8, color=SOFT)
+
+
+def ticks(
+    axes: Any,
+    across: Sequence[str] | None,
+    down: Sequence[str] | None,
+    *,
+    size: float,
+    upright: bool = False,
+) -> None:
+    """Words at the cells of a picture, or none."""
+    turned = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
+    slant = {} if upright or max(map(len, across or ()), default=0) <= 2 else turned
+    for setter, words, options in ((axes.set_xticks, across, slant), (axes.set_yticks, down, {})):
+        if words is None:
+            setter([])
+        else:
+            setter(range(len(words)), [visible(word) for word in words], **_font(size), **options)
+    axes.tick_params(length=0, colors=INK)
+
+
+def say(setter: Callable[..., Any], words: str, *, size: float, **options: Any) -> None:
+    """Sets a text as it stands: a dollar sign in it begins no formula."""
+    setter(visible(words), **_font(size), **options)
+
+
+def visible(word: str) -> str:
+    """A token as one sees it: a sign for white space that stands alone or would break a line."""
+    if not word.strip():
+        return word.replace(" ", "␣").translate(_SIGNS) or "∅"
+    return word.translate(_SIGNS)
+
+
+def _font(size: float) -> dict[str, Any]:
+    return {"fontsize": size, "fontfamily": list(_installed()), "parse_math": False}
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The families of `_FAMILIES` that are on this machine."""
+    from matplotlib import font_manager
+
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in _FAMILIES if name in names) or ("sans-serif",)

@@ -1,0 +1,158 @@
+"""What is looked at: the weights of one example, layer by layer, and the words for its tokens."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax._core.checks import as_array, check_floating
+
+Tokens = Sequence[str] | Mapping[str, Sequence[str]] | None
+Example = int | tuple[int, ...] | None
+
+
+class Layer(NamedTuple):
+    """The weights of one attention on one example: its name, and float32 `[N, T, S]`."""
+
+    name: str
+    weights: np.ndarray
+
+
+def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
+    """The layers of what a user calls weights, without batch axes.
+
+    Args:
+        name: the argument, for what is said of it.
+        weights: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of
+            layers `[*B, N, T, S]`, or of objects with such `weights` (`diagnostics.capture`).
+        example: an index of the batch axes, which stand before N; None where there are none, or
+            one example only.
+
+    Raises:
+        TypeError: what is no floating array.
+        ValueError: axes that do not fit, an index out of range, numbers that are no weights.
+    """
+    example = (example,) if isinstance(example, int) else example
+    if isinstance(weights, Mapping):
+        found = [Layer(str(key), _array(f"{name}[{key!r}]", x)) for key, x in weights.items()]
+        stacked = False
+    elif isinstance(weights, (list, tuple)):
+        found = [Layer(f"layer {i}", _array(f"{name}[{i}]", x)) for i, x in enumerate(weights)]
+        stacked = False
+    else:
+        array = _array(name, weights)
+        batch = len(example) if example is not None else 0
+        stacked = array.ndim == 4 + batch
+        found = [Layer(f"layer {i}", x) for i, x in enumerate(array if stacked else array[None])]
+    layers = [Layer(key, _one_example(f"{name} of {key!r}", x, example)) for key, x in found]
+    if not layers:
+        raise ValueError(f"{name} has no layer")
+    for key, x in layers:
+        check_weights(f"{name} of {key!r}", x)
+    return layers
+
+
+def _array(name: str, x: Any) -> np.ndarray:
+    if hasattr(x, "weights"):
+        x = x.weights
+        if x is None:
+            raise ValueError(f"{name} has no weights: ask for them with capture(..., weights=True)")
+    as_array(name, x)
+    check_floating(name, x)
+    return np.asarray(x).astype(np.float32)
+
+
+def _one_example(name: str, x: np.ndarray, example: tuple[int, ...] | None) -> np.ndarray:
+    """`[*B, N, T, S]` at one index of `*B`."""
+    shape = list(x.shape)
+    if x.ndim < 3:
+        raise ValueError(f"{name} must be [*B, N, T, S], got {shape}")
+    batch = shape[:-3]
+    if example is None:
+        if any(size != 1 for size in batch):
+            raise ValueError(
+                f"{name} has batch axes *B = {batch}: say which to show, example="
+                f"{0 if len(batch) == 1 else (0,) * len(batch)}"
+            )
+        example = (0,) * len(batch)
+    if len(example) != len(batch) or any(
+        not -size <= i < size for i, size in zip(example, batch, strict=True)
+    ):
+        raise ValueError(f"example {example} is no index of the batch axes *B = {batch} of {name}")
+    return x[example]
+
+
+def check_weights(name: str, x: np.ndarray) -> None:
+    """Weights are finite, lie in [0, 1], and there are some; letters N, T, S by rank."""
+    letters = ("N", "T", "S")[-x.ndim :]
+    for letter, size in zip(letters, x.shape, strict=True):
+        if size == 0:
+            raise ValueError(f"{name} has nothing to show: {letter} = 0 in {list(x.shape)}")
+    if not np.isfinite(x).all():
+        at = np.argwhere(~np.isfinite(x))[0]
+        place = ", ".join(f"{letter} = {i}" for letter, i in zip("nts"[-x.ndim :], at, strict=True))
+        raise ValueError(f"{name} must be finite, and is not at {place}")
+    low, high = float(x.min()), float(x.max())
+    if low < -0.01 or high > 1.01:
+        raise ValueError(f"{name} must lie in [0, 1], got {low:.3g} to {high:.3g}: not logits?")
+
+
+def labels(name: str, tokens: Any, letter: str, size: int) -> list[str]:
+    """The words for an axis: tokens, one for each of its places, or its indices."""
+    if tokens is None:
+        return [str(i) for i in range(size)]
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence):
+        raise TypeError(f"{name} must be a list of strings, got {type(tokens).__name__}")
+    for token in tokens:
+        if not isinstance(token, str):
+            raise TypeError(f"{name} must be strings, got {type(token).__name__}")
+    if len(tokens) != size:
+        raise ValueError(f"{name} has {len(tokens)} tokens but {letter} = {size}")
+    return [str(token) for token in tokens]
+
+
+def layer_labels(layer: Layer, tokens: Tokens, key_tokens: Tokens) -> tuple[list[str], list[str]]:
+    """The words for a layer's queries and keys.
+
+    A mapping goes by pattern, the first that matches the layer's name counting. Keys for which
+    nothing is said have the words of the queries, where there are as many.
+    """
+    _, T, S = layer.weights.shape
+    queries = _matching(layer, tokens)
+    keys = _matching(layer, key_tokens)
+    if keys is None and T == S:
+        keys = queries
+    elif keys is None and queries is not None:
+        raise ValueError(
+            f"{layer.name!r} has T = {T} queries and S = {S} keys: give key_tokens too"
+        )
+    return labels("tokens", queries, "T", T), labels("key_tokens", keys, "S", S)
+
+
+def _matching(layer: Layer, tokens: Tokens) -> Sequence[str] | None:
+    if not isinstance(tokens, Mapping):
+        return tokens
+    return next((t for pattern, t in tokens.items() if fnmatchcase(layer.name, pattern)), None)
+
+
+def entropy(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over queries of the entropy, and of its share of ln of the number of keys looked at.
+
+    Args:
+        weights: `[N, T, S]`.
+
+    Returns:
+        Nats `[N]` over the rows that see something; shares `[N]` over those that see two keys at
+        least. NaN where there is no such row.
+    """
+    seen = (weights > 0).sum(-1)
+    safe = np.where(weights > 0, weights, 1)
+    nats = -(safe * np.log(safe)).sum(-1)
+    share = nats / np.log(np.maximum(seen, 2))
+    return _mean(nats, seen >= 1), _mean(share, seen >= 2)
+
+
+def _mean(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    total = counts.sum(-1)
+    return np.where(total > 0, (rows * counts).sum(-1) / np.maximum(total, 1), np.nan)
