@@ -15,29 +15,11 @@ from flax import nnx
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import cast, check_width
+from attention_jax._modules.policy import Remat as Remat
+from attention_jax._modules.policy import checkpoint_policy
 from attention_jax.nnx.randomness import AnyRngs
 
 Call = Callable[[Any, Any, Any, AnyRngs], tuple[Any, Any]]
-Remat = bool | str | Callable[..., Any]
-
-
-def checkpoint_policy(remat: Remat) -> Callable[..., Any] | None:
-    """The policy that a `remat=` argument stands for; None recomputes everything.
-
-    Raises:
-        ValueError: If there is no policy of that name.
-        TypeError: If it is no policy at all.
-    """
-    if isinstance(remat, bool):
-        return None
-    if isinstance(remat, str):
-        if not hasattr(jax.checkpoint_policies, remat):
-            names = (n for n in dir(jax.checkpoint_policies) if not n.startswith("_"))
-            raise ValueError(f"unknown remat policy {remat!r}: the names are {', '.join(names)}")
-        return getattr(jax.checkpoint_policies, remat)
-    if not callable(remat):
-        raise TypeError(f"remat must be a bool, a policy or its name, got {type(remat).__name__}")
-    return remat
 
 
 class LayerStack(nnx.Module):
