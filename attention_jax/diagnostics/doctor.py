@@ -78,7 +78,9 @@ def diagnose(
         findings += _training(history)
     unique = {(finding.name, finding.where): finding for finding in reversed(findings)}
     kept = [f for f in findings if unique.get((f.name, f.where)) is f]
-    return Diagnosis(tuple(kept), len({path for c in captures for path in c}), _left_out(captures))
+    watched = {path for row in history or () for path in row["attention"]}
+    seen = watched | {path for found in captures for path in found}
+    return Diagnosis(tuple(kept), len(seen), _left_out(captures))
 
 
 def _examine(path: str, reading: Reading, causal: tuple[str, ...]) -> Iterator[Finding]:
