@@ -1,7 +1,8 @@
 """The encoder–decoder that is compared, its loss, and what is looked at while it learns.
 
-All models are one Transformer (Vaswani et al. 2017) that differs in one thing: how the decoder
-looks at the source. ``none`` does not look: it sees the mean of the encoder's states.
+All models are one Transformer (Vaswani et al. 2017), or one pair of recurrent networks
+(`experiments.recurrent`), that differs in one thing: how the decoder looks at the source. ``none``
+does not look: it sees the mean of the encoder's states.
 """
 
 import dataclasses
@@ -17,10 +18,12 @@ from jaxtyping import Array, Float, Int
 from attention_jax.nnx import Transformer, greedy_decode
 from experiments.compiling import Executables, compiler_options
 from experiments.data import BOS, EOS, PAD, Batch
+from experiments.recurrent import Recurrent, greedy
 
 # A name of `attention_jax.nnx`'s scores, or "none".
 MECHANISMS = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
 Arrays = dict[str, Any]
+Model = Transformer | Recurrent
 _SHORT = 32  # tokens
 
 
@@ -55,8 +58,16 @@ class Size:
 
 
 def build(
-    mechanism: str, size: Size, source_vocab: int, target_vocab: int, *, seed: int, vary: str
-) -> Transformer:
+    mechanism: str,
+    size: Size,
+    source_vocab: int,
+    target_vocab: int,
+    *,
+    seed: int,
+    vary: str,
+    kind: str = "transformer",
+    location: str = "global",
+) -> Model:
     """Return a fresh model that looks at the source by ``mechanism``.
 
     Args:
@@ -67,7 +78,13 @@ def build(
         seed: of the parameters.
         vary: "cross": self-attention is the scaled dot in all models; "all": self-attention has the
             mechanism's score too (with ``none`` it stays the scaled dot).
+        kind: "transformer" or "gru".
+        location: of a GRU's attention, "global" or "local-p".
     """
+    if kind == "gru":
+        sizes = size.layers, size.heads, size.features, source_vocab, target_vocab
+        rest = {"location": location, "dropout": size.dropout}
+        return Recurrent(mechanism, *sizes, rngs=nnx.Rngs(seed), **rest)
     looks = {"cross_attention": "mean"} if mechanism == "none" else {"cross_score": mechanism}
     itself = mechanism if vary == "all" and mechanism != "none" else "scaled_dot"
     return Transformer(
@@ -90,7 +107,7 @@ def arrays(batch: Batch) -> Arrays:
     return {"source": batch.source, "target_in": batch.target_in, "target_out": batch.target_out}
 
 
-def loss(model: Transformer, batch: Arrays, key: Array) -> Float[Array, ""]:
+def loss(model: Model, batch: Arrays, key: Array) -> Float[Array, ""]:
     """Return the mean cross-entropy of the target tokens in training, in nats a token."""
     logits = model(
         batch["source"],
@@ -112,25 +129,25 @@ def _cross_entropy(
     return jnp.sum(jnp.where(real, every, 0.0)) / jnp.maximum(count, 1), count
 
 
-def look(model: Transformer, batch: Arrays) -> Looked:
+def look(model: Model, batch: Arrays) -> Looked:
     """Return how well held-out sentences are predicted, and where the decoder looks meanwhile."""
     graph, state = nnx.split(model)
     return _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))(state, batch)
 
 
-def prepare_look(model: Transformer, batch: Arrays) -> None:
+def prepare_look(model: Model, batch: Arrays) -> None:
     """Compile `look` for batches of this shape."""
     graph, state = nnx.split(model)
     _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))
 
 
-def translate(model: Transformer, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
+def translate(model: Model, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
     """Return the greedy translations of ``source``, at most ``longest`` tokens each."""
     graph, state = nnx.split(model)
     return np.asarray(_translating(graph, state, source, longest)(state, source))
 
 
-def prepare_translate(model: Transformer, source: np.ndarray, *, longest: int) -> None:
+def prepare_translate(model: Model, source: np.ndarray, *, longest: int) -> None:
     """Compile `translate` for sources of this shape."""
     graph, state = nnx.split(model)
     _translating(graph, state, source, longest)
@@ -148,7 +165,7 @@ def _looker(graph: Any) -> Any:
     """Return the jitted `look` for models of one structure."""
 
     def compute(state: Any, batch: Arrays) -> Looked:
-        model: Transformer = nnx.merge(graph, state)
+        model: Model = nnx.merge(graph, state)
         source, target = batch["source"], batch["target_in"]
         real = source != PAD
         logits = model(source, target, source_mask=real, deterministic=True)
@@ -168,8 +185,10 @@ def _translator(graph: Any, longest: int) -> Any:
     """Return the jitted decoding loop for models of one structure."""
 
     def compute(state: Any, source: Array) -> Array:
-        model: Transformer = nnx.merge(graph, state)
+        model: Model = nnx.merge(graph, state)
         ends = {"bos": BOS, "eos": EOS, "pad": PAD}
+        if isinstance(model, Recurrent):
+            return greedy(model, source, source != PAD, longest=longest, **ends)
         return greedy_decode(model, source, max_length=longest, source_mask=source != PAD, **ends)
 
     # Every token made costs a pass over all of them: long sentences are worth optimising for.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attention_jax.nnx import Transformer
 from experiments import metrics, model
 from experiments.compiling import Executables
 from experiments.corpus import Corpus
@@ -50,6 +49,8 @@ def train_and_score(
         corpus.target.size,
         seed=corpus.seed,
         vary=options.vary,
+        kind=options.model,
+        location=options.location,
     )
     trained, history = train(
         fresh,
@@ -83,7 +84,7 @@ def train_and_score(
     }
 
 
-def _preparations(fresh: Transformer, corpus: Corpus) -> list[Callable[[], None]]:
+def _preparations(fresh: model.Model, corpus: Corpus) -> list[Callable[[], None]]:
     """Return what there is to compile for looking at the model and for translating with it."""
     one = {batch.shape: batch for batch in corpus.test}
     batches = [*corpus.valid[:1], *(model.arrays(b) for b in one.values())]
@@ -100,7 +101,7 @@ def _longest(batch: Batch) -> int:
 
 
 def _look(
-    trained: Transformer, batches: Sequence[model.Arrays], *, attends: bool
+    trained: model.Model, batches: Sequence[model.Arrays], *, attends: bool
 ) -> dict[str, float | None]:
     """Return held-out loss a token and the mean entropy of the attention to the source."""
     seen = [model.look(trained, batch) for batch in batches]
@@ -133,7 +134,7 @@ def _told(history: History) -> dict[str, Any]:
     }
 
 
-def _score(trained: Transformer, corpus: Corpus, *, attends: bool) -> dict[str, Any]:
+def _score(trained: model.Model, corpus: Corpus, *, attends: bool) -> dict[str, Any]:
     """Translate the test split and return all scores, by length too, with examples."""
     data = corpus.dataset
     said = [""] * len(data.test)

@@ -20,7 +20,8 @@ class Compare(StudyOptions):
     """How do no attention, dot, scaled dot and additive attention differ in translating?
 
     The same encoder-decoder is trained with each in its attention to the source; its self-attention
-    is the scaled dot product in all of them (--vary all changes that too). BLEU, chrF, alignment
+    is the scaled dot product in all of them (--vary all changes that too). With --model gru it is
+    recurrent, as where additive attention was invented. BLEU, chrF, alignment
     error, all by sentence length; loss, entropy of the attention, step time, memory of the compiled
     step.
 
@@ -39,6 +40,11 @@ class Compare(StudyOptions):
     """SOURCE-TARGET codes, as in en-de, where the data does not tell."""
     scores: tuple[str, ...] = ("none", "dot", "scaled_dot", "additive")
     """Ways to look at the source: none, dot, scaled_dot, additive, general, concat, cosine."""
+    model: str = "transformer"
+    """transformer, or gru: recurrent, with Bahdanau's attention for additive and Luong's for every
+    other score."""
+    location: str = "global"
+    """Where a gru looks: global, or local-p: near a position that it predicts."""
     vary: str = "cross"
     """cross: only the attention to the source differs; all: self-attention has the score too."""
     steps: int | None = None
@@ -91,9 +97,20 @@ class Compare(StudyOptions):
         },
     }  # fmt: skip
 
+    def resolved(self) -> StudyOptions:
+        """Return the options with the preset filled in; a gru has one head, as in the articles."""
+        one = {"heads": 1} if self.model == "gru" and self.heads is None else {}
+        return super(Compare, dataclasses.replace(self, **one)).resolved()
+
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
+        check_choice("--model", self.model, ("transformer", "gru"))
+        check_choice("--location", self.location, ("global", "local-p"))
+        if self.model == "transformer" and self.location != "global":
+            raise UsageError(f"--location {self.location} needs --model gru")
+        if self.model == "gru" and self.vary != "cross":
+            raise UsageError(f"--vary {self.vary} needs --model transformer: a gru has no more")
         for score in self.scores:
             check_choice("--scores", score, SCORES)
         if not self.scores or len(set(self.scores)) < len(self.scores):
