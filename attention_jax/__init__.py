@@ -7,6 +7,7 @@ Shapes in letters: query `[*B, T, N, H]`, key `[*B, S, K, H]`, value `[*B, S, K,
 """
 
 from attention_jax import cache as cache
+from attention_jax import diagnostics as diagnostics
 from attention_jax import distillation as distillation
 from attention_jax import heads as heads
 from attention_jax import masks as masks

@@ -22,6 +22,8 @@ from attention_jax.linen.layers import TransformerDecoderLayer as TransformerDec
 from attention_jax.linen.layers import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.linen.mean import MeanAttention as MeanAttention
 from attention_jax.linen.parts import FeedForward as FeedForward
+from attention_jax.linen.pruning import merge_similar_heads as merge_similar_heads
+from attention_jax.linen.pruning import prune_heads as prune_heads
 from attention_jax.linen.stacks import TransformerDecoder as TransformerDecoder
 from attention_jax.linen.stacks import TransformerEncoder as TransformerEncoder
 from attention_jax.linen.transformer import Transformer as Transformer

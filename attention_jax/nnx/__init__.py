@@ -20,6 +20,8 @@ from attention_jax.nnx.places import relative_bias as relative_bias
 from attention_jax.nnx.places import rotary as rotary
 from attention_jax.nnx.places import shaw as shaw
 from attention_jax.nnx.pooling import AttentionPooling as AttentionPooling
+from attention_jax.nnx.pruning import merge_similar_heads as merge_similar_heads
+from attention_jax.nnx.pruning import prune_heads as prune_heads
 from attention_jax.nnx.scores import additive as additive
 from attention_jax.nnx.scores import concat as concat
 from attention_jax.nnx.scores import cosine as cosine
