@@ -147,25 +147,19 @@ class Axial(Mask):
         return (query // slab == key // slab) & ((key - query) % step == 0)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """Slab by slab: between the first and the last that both ranges touch, all is met."""
+        """In the one slab that both ranges touch; where they share two, they share its border."""
         step, slab = self._steps
         xp = jnp if isinstance(low.query_positions - low.key_positions, jax.Array) else np
-        ranges = (
+        (q_low, q_high), (k_low, k_high) = ranges = (
             (low.query_positions, high.query_positions),
             (low.key_positions, high.key_positions),
         )
-        (q_low, q_high), (k_low, k_high) = ranges
         first = xp.maximum(q_low // slab, k_low // slab)
         last = xp.minimum(q_high // slab, k_high // slab)
-
-        def meet(at: Any) -> Any:
-            """Whether a line of slab `at` has a query and a key in it."""
-            (a, b), (c, d) = (
-                (xp.maximum(x, at * slab), xp.minimum(y, at * slab + slab - 1)) for x, y in ranges
-            )
-            return _multiple_between(c - b, d - a, step)
-
-        some = (first <= last) & ((last - first > 1) | meet(first) | meet(last))
+        (a, b), (c, d) = (
+            (xp.maximum(x, first * slab), xp.minimum(y, first * slab + slab - 1)) for x, y in ranges
+        )
+        some = (first < last) | ((first == last) & _multiple_between(c - b, d - a, step))
         one_slab = (q_low // slab == k_high // slab) & (k_low // slab == q_high // slab)
         return Verdict(some, some & one_slab & (_one_pair(low, high) | (step == 1)))
 

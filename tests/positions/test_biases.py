@@ -18,13 +18,15 @@ PATHS = {
     "flash": {"implementation": "flash", "block_size": (4, 5)},
 }
 # what a cache's decoder, a packed row and a shuffled one have; the first are the default
+SHUFFLED = np.array([0, 2, 1, 3, 4, 5, 50, 6, 800, 8, 9, 10, 3])
 POSITIONS = {
     "default": (None, None),
     "offset": (np.arange(100, 100 + T), np.arange(98, 98 + S)),
     "any": (
-        np.array([[3, 3, 0, 900, 7, 8, 9, 2, 1], np.arange(T)[::-1]]),
-        np.array([0, 2, 1, 3, 4, 5, 50, 6, 800, 8, 9, 10, 3]),
+        np.array([[3, 3, 0, 900, 7, 8, 9, 2, 1], np.arange(T) + 1]),
+        SHUFFLED,
     ),
+    "one side": (np.arange(T) + 1, SHUFFLED),
 }
 
 
@@ -150,7 +152,7 @@ def test_a_bias_is_its_definition_on_every_path(name):
 
     steps = [np.random.default_rng(i).normal(size=x.shape) for i, x in enumerate(parameters)]
     wanted = {}
-    for where in ("offset", "any"):
+    for where in ("offset", "any", "one side"):
         bias = oracle(wide[0], wide[1], distances(where), *wide[2:])
         mask = distances(where) <= 2
         out = reference_attention(query, key, value, bias=bias, mask=mask).out
