@@ -71,7 +71,7 @@ def prune_projections(arrays: Mapping[str, Mapping[str, Any]], plan: Plan) -> Ar
 
 
 def prune_term(
-    build: Callable[[dict[str, Any], int], Term],
+    build: Callable[[dict[str, Any], int], Term | None],
     values: Mapping[str, Any],
     num_heads: int,
     kept: Sequence[int],
@@ -107,8 +107,10 @@ def prune_term(
     return None
 
 
-def _scores(term: Term, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    score = term if isinstance(term, Score) else scaled_dot() + term
+def _scores(term: Term | None, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    if isinstance(term, Score):
+        return np.asarray(term(query, key))
+    score = scaled_dot() if term is None else scaled_dot() + term
     return np.asarray(score(query, key))
 
 

@@ -209,7 +209,8 @@ def monitor(
             names,
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    made: Any = optax.GradientTransformationExtraArgs  # whose types know no extra arguments
+    return made(init, update)
 
 
 def _below(gradients: Mapping[str, Array], path: str, paths: tuple[str, ...]) -> list[Array]:

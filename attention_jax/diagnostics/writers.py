@@ -1,5 +1,6 @@
 """Where a monitor's rows go: a file of JSON lines, and TensorBoard's."""
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -55,12 +56,12 @@ class TensorBoard:
 
     def __init__(self, directory: str | Path) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            module = importlib.import_module("tensorboardX")
         except ImportError as error:
             raise ImportError(
                 "TensorBoard needs tensorboardX: pip install 'attention_jax[tensorboard]'"
             ) from error
-        self.writer = SummaryWriter(str(directory))
+        self.writer = module.SummaryWriter(str(directory))
         self.last = -1
 
     def write(self, state: Any) -> int:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
-from attention_jax._core.numerics import matmul, stats_dtype, widen
+from attention_jax._core.numerics import is_concrete, matmul, stats_dtype, widen
 from attention_jax._modules.arguments import AnyMask, check_choice
 from attention_jax.distillation.divergence import attention_divergence
 from attention_jax.distillation.terms import terms
@@ -73,7 +73,7 @@ def logit_distillation(
             f"teacher_logits {list(teacher_logits.shape)} and student_logits "
             f"{list(student_logits.shape)} must have one shape, [*B, classes]"
         )
-    if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
+    if is_concrete(temperature) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if not teacher_gradient:
         teacher_logits = jax.lax.stop_gradient(jnp.asarray(teacher_logits))

@@ -114,7 +114,7 @@ def _layers(model: Any, given: Any, name: str) -> list[tuple[MultiHeadAttention,
         given = {"" if path == type(model).__name__ else path: x for path, x in given.items()}
     found = []
     for path, x in given.items():
-        layer = model
+        layer: Any = model
         for step in path.split("/") if path else ():
             try:
                 layer = layer[int(step)] if step.isdigit() else getattr(layer, step)
