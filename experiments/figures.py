@@ -50,6 +50,12 @@ _SPARE: list[tuple[str, Any]] = [
     ("#009e73", "-."),
     ("#cc79a7", ":"),
     ("#b8860b", "-"),
+    ("#56b4e9", "--"),
+    ("#6b7280", (0, (1, 1.2))),
+    ("#7c3aed", "-."),
+    ("#111827", "-"),
+    ("#e69f00", ":"),
+    ("#a3153f", "--"),
 ]
 _LOOK = {
     "font.family": "sans-serif",
@@ -76,6 +82,11 @@ _LOOK = {
 }
 
 Points = Sequence[tuple[float, float | None]]
+
+
+def look() -> contextlib.AbstractContextManager[None]:
+    """Return the context in which every figure is drawn."""
+    return rc_context(_LOOK)
 
 
 def label(name: str) -> str:
@@ -143,7 +154,7 @@ def curves(
             ax.set_title(title)
             for index, (name, runs) in enumerate(series.items()):
                 _line(ax, name, index, runs, markers)
-            _axes(ax, x, log_x, log_y)
+            scales(ax, x, log_x, log_y)
             if low_y is not None:
                 ax.set_ylim(bottom=low_y)
             if mark_y is not None:
@@ -308,7 +319,8 @@ def _line(ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool
         ax.fill_between(places, low, high, color=shade, alpha=0.15, linewidth=0)
 
 
-def _axes(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
+def scales(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
+    """Set the words and the ticks of the axes."""
     ax.set_xlabel(x)
     if log_x:
         ax.set_xscale("log", base=2)

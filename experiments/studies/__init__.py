@@ -9,6 +9,7 @@ from experiments.options import StudyOptions
 from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
+from experiments.studies.long import Long
 from experiments.studies.scaling import Scaling
 
 STUDIES: dict[str, type[StudyOptions]] = {
@@ -16,4 +17,5 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "scaling": Scaling,
     "cost": Cost,
     "bench": Bench,
+    "long": Long,
 }

@@ -1,0 +1,177 @@
+"""Every pattern and every sub-quadratic family, at one size, as a function and as a layer.
+
+A size is a length T and a ``reach``: about how many keys a query looks at. Patterns are masks over
+exact attention; families are other computations. `MAKERS` has each as a function of query, key and
+value to time; `layer` has it as options of a Transformer layer to train.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention_jax as aj
+from attention_jax import masks, nnx, subquadratic
+from attention_jax.masks import Mask
+
+Function = Callable[..., Any]
+KEY = jax.random.key(7)
+COMPRESSION = 4  # keys made into one by "memory-compressed"
+
+
+def grid(length: int) -> tuple[int, int]:
+    """Return the grid of ``length`` cells that is nearest to a square, its longer side last."""
+    rows = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
+    return rows, length // rows
+
+
+def landmarks(reach: int) -> int:
+    """Return how many landmarks "nystrom" has."""
+    return max(reach // 4, 8)
+
+
+def _strided(length: int) -> Mask:
+    stride = max(math.isqrt(length), 1)
+    return masks.local(2 * stride) | masks.strided(stride)
+
+
+# The mask of each pattern: of the length, the reach and a PRNG key.
+PATTERNS: dict[str, Callable[[int, int, Any], Mask]] = {
+    "window": lambda length, reach, key: masks.local(reach),
+    "block-diagonal": lambda length, reach, key: masks.block_diagonal(reach),
+    "dilated": lambda length, reach, key: masks.dilated(reach, 2),
+    "strided": lambda length, reach, key: _strided(length),
+    "random": lambda length, reach, key: masks.random(key, length, reach // 4, 4),
+    "longformer": lambda length, reach, key: masks.longformer(reach, reach // 4),
+    "bigbird": lambda length, reach, key: masks.bigbird(key, length, reach // 4),
+    "axial": lambda length, reach, key: masks.axial(grid(length), 0),
+}
+
+
+def _masked(name: str) -> Callable[[int, int, int], Function]:
+    def make(length: int, reach: int, depth: int) -> Function:
+        return functools.partial(aj.attend, mask=PATTERNS[name](length, reach, KEY))
+
+    return make
+
+
+def _linear(features: Callable[[int], Any]) -> Callable[[int, int, int], Function]:
+    def make(length: int, reach: int, depth: int) -> Function:
+        return functools.partial(subquadratic.linear_attention, feature_map=features(depth))
+
+    return make
+
+
+def _axial(length: int, reach: int, depth: int) -> Function:
+    return lambda q, k, v: aj.axial_attention(q, k, v, grid(length), 0)
+
+
+def _nystrom(length: int, reach: int, depth: int) -> Function:
+    return functools.partial(subquadratic.nystrom_attention, num_landmarks=landmarks(reach))
+
+
+def _routed(length: int, reach: int, depth: int) -> Function:
+    sizes = {"block_size": reach // 4, "num_blocks": 4}
+    return functools.partial(subquadratic.routed_attention, **sizes)
+
+
+def favor(depth: int, key: Any = KEY) -> Any:
+    """Return the random features of "linear-favor"."""
+    return subquadratic.favor_features(key, depth, 4 * depth)
+
+
+# What to time, in the order of the tables: of length, reach and head depth.
+MAKERS: dict[str, Callable[[int, int, int], Function]] = {
+    "full": lambda length, reach, depth: functools.partial(aj.attend, implementation="flash"),
+    **{name: _masked(name) for name in PATTERNS if name != "axial"},
+    "axial": _axial,
+    "linear-elu": _linear(lambda depth: subquadratic.elu_features()),
+    "linear-relu": _linear(lambda depth: subquadratic.relu_features(1e-3)),
+    "linear-favor": _linear(favor),
+    "low-rank": lambda length, reach, depth: subquadratic.low_rank_attention,
+    "nystrom": _nystrom,
+    "memory-compressed": lambda length, reach, depth: (
+        lambda q, k, v: subquadratic.memory_compressed_attention(q, k, v, COMPRESSION)
+    ),
+    "lsh": lambda length, reach, depth: lambda q, k, v: subquadratic.lsh_attention(q, v, KEY),
+    "routed": _routed,
+}
+
+
+def arguments(
+    name: str, length: int, reach: int, *, heads: int, depth: int, seed: int
+) -> tuple[jax.Array, ...]:
+    """Return query, key and value ``[1, T, N, H]`` ~ N(0, 1), and "low-rank"'s projections."""
+    rng = np.random.default_rng(seed)
+    shapes: list[tuple[int, ...]] = [(1, length, heads, depth)] * 3
+    if name == "low-rank":
+        shapes += [(reach, length)] * 2
+    drawn = [rng.normal(size=shape) for shape in shapes]
+    drawn[3:] = [x / length**0.5 for x in drawn[3:]]
+    return tuple(jnp.asarray(x, jnp.float32) for x in drawn)
+
+
+def layer(name: str, length: int, reach: int, head_depth: int) -> Callable[[int], dict[str, Any]]:
+    """Return the options that make a `TransformerEncoderLayer` look this way, by its number.
+
+    Random choices differ from layer to layer; "axial" takes one axis of the grid after the other.
+    """
+    families: dict[str, Callable[[Any], Any]] = {
+        "linear-elu": lambda key: nnx.LinearAttention,
+        "linear-relu": lambda key: functools.partial(
+            nnx.LinearAttention, feature_map=subquadratic.relu_features(1e-3)
+        ),
+        "linear-favor": lambda key: functools.partial(
+            nnx.LinearAttention, feature_map=favor(head_depth, key)
+        ),
+        "low-rank": lambda key: functools.partial(
+            nnx.LowRankAttention, length=length, rank=reach
+        ),
+        "nystrom": lambda key: functools.partial(
+            nnx.NystromAttention, num_landmarks=landmarks(reach)
+        ),
+        "memory-compressed": lambda key: functools.partial(
+            nnx.MemoryCompressedAttention, stride=COMPRESSION
+        ),
+        "lsh": lambda key: functools.partial(
+            nnx.LSHAttention, num_buckets=2 * max(length // reach, 1), num_rounds=2
+        ),
+        "routed": lambda key: functools.partial(
+            nnx.RoutedAttention, block_size=reach // 4, num_blocks=4
+        ),
+    }  # fmt: skip
+
+    def options(index: int) -> dict[str, Any]:
+        key = jax.random.fold_in(KEY, index)
+        if name == "axial":
+            return {"mask": masks.axial(grid(length), index % 2)}
+        if name in PATTERNS:
+            return {"mask": PATTERNS[name](length, reach, key)}
+        return {"attention": families[name](key)} if name in families else {}
+
+    return options
+
+
+def pairs(name: str, length: int, reach: int) -> dict[str, float] | None:
+    """Return which shares of all pairs a pattern costs; None for what is no pattern.
+
+    Returns:
+        ``seen`` by the mask; ``touched`` by blocks of 64 that have something to see, the least that
+        a kernel which skips blocks can compute; ``computed`` by the blocks that ours visits.
+    """
+    if name not in PATTERNS:
+        return None
+    mask = PATTERNS[name](length, reach, KEY)
+    seen = float(mask.density(length, length))
+    touched = np.asarray(mask.block_map(length, length, min(64, length)).kinds) > 0
+    computed = seen  # by reshaping, "axial" computes what it sees
+    if name != "axial":
+        x = jax.ShapeDtypeStruct((1, length, 1, 64), np.float32)
+        plan = aj.explain(x, x, x, mask=mask)
+        every = (plan.visited or 0) + (plan.skipped or 0)
+        computed = plan.visited / every if plan.visited is not None and every else 1.0
+    return {"seen": seen, "touched": float(touched.mean()), "computed": computed}

@@ -1,0 +1,76 @@
+"""Training a `Reader` on a task, alike for every study that does."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import reader
+from experiments.model import parameters
+from experiments.progress import Progress
+from experiments.reader import Reader
+from experiments.tasks import Batch
+from experiments.train import History, Recipe, train
+
+HELD_OUT = 2**31  # the step whose problems are never trained on
+HELD_OUT_SIZE = 128
+
+
+def draws(task: str, seed: int, step: int) -> np.random.Generator:
+    """Return where the problems of a step come from: the same for all models of a seed."""
+    number = int.from_bytes(hashlib.sha256(task.encode()).digest()[:4], "big")
+    return np.random.default_rng([number, seed, step])
+
+
+def teach(
+    model: Reader,
+    batch_at: Callable[[int], Batch],
+    held_out: Batch,
+    *,
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    checkpoints: Path,
+    progress: Progress,
+    name: str,
+    executables: Any,
+) -> tuple[Reader, History]:
+    """Train ``model`` and look at it some ten times; see `experiments.train.train`."""
+    recipe = Recipe(
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup=max(1, steps // 20),
+        observe_every=max(1, steps // 10),
+        checkpoint_every=max(100, steps // 5),
+    )
+    trained, history = train(
+        model,
+        reader.loss,
+        batch_at,
+        recipe,
+        seed=seed,
+        observe=lambda model: dict(reader.look(model, held_out)),
+        checkpoints=checkpoints,
+        progress=progress,
+        name=name,
+        executables=executables,
+        ahead=[batch_at(0)],
+        besides=[lambda: reader.prepare_look(model, held_out)],
+    )
+    return trained, history
+
+
+def record(model: Reader, history: History) -> dict[str, Any]:
+    """Return what is kept of a trained model."""
+    last = history.observed[-1]
+    return {
+        "parameters": parameters(model),
+        "accuracy": last["accuracy"],
+        "valid_loss": last["valid_loss"],
+        "observed": history.observed,
+        "loss": history.loss,
+        "step_milliseconds": history.step_milliseconds(),
+        "diverged_at": history.diverged_at,
+    }

@@ -1,0 +1,124 @@
+"""A small Transformer that reads a problem and says something at each place.
+
+    x_t = embed(first_t) + embed(second_t) + position_t;   logits = W layers(x)
+
+All models of a study are this one, and differ in what a layer looks with.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from attention_jax import positions
+from attention_jax.nnx import TransformerEncoderLayer
+from experiments.compiling import Executables, compiler_options
+from experiments.tasks import SYMBOLS, UNSCORED, WORDS, Batch
+
+# Options of `TransformerEncoderLayer` for the layer of a number.
+Layer = Callable[[int], dict[str, Any]]
+PLACES = ("none", "sinusoidal", "learned")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a model is: layers, heads, width D (the network in a layer is twice as wide)."""
+
+    layers: int = 2
+    heads: int = 4
+    features: int = 64
+
+
+class Reader(nnx.Module):
+    """Embeddings, layers, a readout.
+
+    Args:
+        size: how large.
+        layer: what is special of each layer.
+        places: positions added to the embeddings: "none", "sinusoidal" or "learned".
+        length: how many learned positions there are.
+        rngs: stream of the parameters.
+    """
+
+    def __init__(
+        self, size: Size, layer: Layer, *, places: str, length: int = 0, rngs: nnx.Rngs
+    ) -> None:
+        width = size.features
+        self.places = places
+        start = nnx.initializers.normal(1.0)
+        self.first = nnx.Embed(SYMBOLS, width, embedding_init=start, rngs=rngs)
+        self.second = nnx.Embed(WORDS + 1, width, embedding_init=start, rngs=rngs)
+        self.table: nnx.Param | None = nnx.data(None)
+        if places == "learned":
+            self.table = nnx.Param(0.5 * jax.random.normal(rngs.params(), (length, width)))
+        self.layers = nnx.List(
+            TransformerEncoderLayer(
+                size.heads, width, 2 * width, norm="pre", rngs=rngs, **layer(index)
+            )
+            for index in range(size.layers)
+        )
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.readout = nnx.Linear(width, WORDS, rngs=rngs)
+
+    def __call__(self, symbols: Int[Array, "B T 2"]) -> Float[Array, "B T words"]:
+        """Return logits over what can be said, at each place."""
+        x = self.first(symbols[..., 0]) + self.second(symbols[..., 1])
+        at = jnp.arange(x.shape[1], dtype=jnp.int32)
+        if self.places == "sinusoidal":
+            x = x + positions.sinusoidal(at, x.shape[-1])
+        elif self.table is not None:
+            x = x + positions.learned(self.table[...], at)
+        for layer in self.layers:
+            x = layer(x)
+        return self.readout(self.norm(x))
+
+
+def loss(model: Reader, batch: Batch, key: Array) -> Array:
+    """Return the mean cross-entropy of the answers, in nats."""
+    del key
+    return _scores(model, batch)["valid_loss"]
+
+
+def _scores(model: Reader, batch: Batch) -> dict[str, Array]:
+    logits = model(jnp.asarray(batch["symbols"]))
+    targets = jnp.asarray(batch["targets"])
+    asked = targets != UNSCORED
+    targets = jnp.where(asked, targets, 0)
+    count = jnp.maximum(jnp.sum(asked), 1)
+    every = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = (jnp.argmax(logits, axis=-1) == targets) & asked
+    return {
+        "valid_loss": jnp.sum(jnp.where(asked, every, 0.0)) / count,
+        "accuracy": jnp.sum(right) / count,
+    }
+
+
+def look(model: Reader, batch: Batch) -> dict[str, float]:
+    """Return held-out loss and the share of right answers."""
+    graph, state = nnx.split(model)
+    found = _looker(graph, state, batch)(state, batch)
+    return {name: float(value) for name, value in found.items()}
+
+
+def prepare_look(model: Reader, batch: Batch) -> None:
+    """Compile `look` for batches of this shape."""
+    graph, state = nnx.split(model)
+    _looker(graph, state, batch)
+
+
+_EXECUTABLES = Executables()
+
+
+def _looker(graph: Any, state: Any, batch: Batch) -> Any:
+    def jitted() -> Any:
+        def compute(state: Any, batch: Batch) -> dict[str, Array]:
+            return _scores(nnx.merge(graph, state), batch)
+
+        return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
+
+    return _EXECUTABLES.get(("look", graph), jitted, (state, batch))

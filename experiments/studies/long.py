@@ -1,0 +1,300 @@
+"""What each pattern and sub-quadratic family costs against length, and what it can still learn."""
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.errors import UsageError
+from experiments.options import StudyOptions, check_choice, check_positive, flag
+from experiments.runs import RunFolder
+
+# As experiments.families.MAKERS and experiments.tasks.TASKS, which would load JAX.
+NAMES = (
+    "full", "window", "block-diagonal", "dilated", "strided", "random", "longformer", "bigbird",
+    "axial", "linear-elu", "linear-relu", "linear-favor", "low-rank", "nystrom",
+    "memory-compressed", "lsh", "routed",
+)  # fmt: skip
+TASKS = ("recall", "max", "listops", "copy", "reverse", "sort")
+PASSES = ("forward", "gradient")
+
+
+@dataclasses.dataclass(frozen=True)
+class Long(StudyOptions):
+    """What do sparse patterns and sub-quadratic families cost against length, and what is lost?
+
+    Cost: medians of interleaved rounds and temporaries of the compiled functions from length 512
+    to 16,384, with exponents fitted by least squares in log-log: 1 is linear, 2 the square. Each is
+    compared with NumPy first. Quality: one small Transformer trained with each, on associative
+    recall, max retrieval, ListOps, copying, reversing and sorting.
+
+    Beside it: Tay et al. 2020 (arXiv 2011.04006, Long Range Arena, second-hand), averages.
+
+    Command: python -m experiments long. Takes 5 minutes on two cores; quick 1 minute, full 3 hours.
+    Expected: windows, linear attention and LSH near exponent 1, full attention near 2; what needs a
+    far token is lost by a window, recall of many pairs by linear attention.
+    """
+
+    names: tuple[str, ...] = NAMES
+    """Patterns and families to time; full is the one the others are compared with."""
+    lengths: tuple[int, ...] | None = None
+    """Lengths (T = S) to time."""
+    passes: tuple[str, ...] | None = None
+    """forward, gradient (forward and backward)."""
+    reach: int = 256
+    """About how many keys a query looks at: window, rank, four blocks."""
+    heads: int = 1
+    """Query heads (N) in timing."""
+    depth: int = 64
+    """Depth of a head (H) in timing."""
+    rounds: int | None = None
+    """Interleaved rounds that each median is over."""
+    tasks: tuple[str, ...] | None = None
+    """Tasks to train on: recall, max, listops, copy, reverse, sort."""
+    trained: tuple[str, ...] | None = None
+    """Patterns and families to train."""
+    places: int = 64
+    """Places of a problem with its answers; a query then looks at about a quarter of them."""
+    steps: int | None = None
+    """Training steps of each model."""
+    batch_size: int | None = None
+    """Problems in a batch."""
+    learning_rate: float = 3e-3
+    """The highest learning rate, after the warm-up."""
+
+    study: ClassVar[str] = "long"
+    preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {
+            "lengths": (512, 2048, 8192), "passes": ("forward",), "rounds": 3, "seeds": 1,
+            "tasks": ("recall", "reverse"), "trained": ("full", "window", "linear-elu"),
+            "steps": 120, "batch_size": 16,
+        },
+        "default": {
+            "lengths": (512, 1024, 2048, 4096, 8192, 16384), "passes": ("forward",), "rounds": 3,
+            "seeds": 1, "tasks": ("recall", "listops", "reverse"),
+            "trained": (
+                "full", "window", "bigbird", "linear-elu", "linear-favor", "low-rank", "lsh",
+                "routed",
+            ),
+            "steps": 300, "batch_size": 16,
+        },
+        "full": {
+            "lengths": (512, 1024, 2048, 4096, 8192, 16384), "passes": PASSES, "rounds": 7,
+            "seeds": 3, "tasks": TASKS, "trained": NAMES, "steps": 2000, "batch_size": 32,
+        },
+    }  # fmt: skip
+
+    def check(self) -> None:
+        """Raise UsageError where a value makes no sense."""
+        super().check()
+        for name, choices in (
+            ("names", NAMES), ("trained", NAMES), ("passes", PASSES), ("tasks", TASKS),
+        ):  # fmt: skip
+            given = getattr(self, name) or ()
+            for value in given:
+                check_choice(flag(name), value, choices)
+            if len(set(given)) < len(given):
+                raise UsageError(f"{flag(name)} must name each once")
+        for name in ("heads", "depth", "rounds", "steps", "batch_size"):
+            check_positive(flag(name), getattr(self, name))
+        check_positive("--reach", self.reach, least=4)
+        check_positive("--places", self.places, least=16)
+        check_positive("--learning-rate", self.learning_rate, least=0)
+        for value in self.lengths or ():
+            check_positive("--lengths", value, least=4)
+        if "recall" in (self.tasks or ()) and self.places > _MOST_PLACES:
+            raise UsageError(
+                f"--places {self.places} is too many for recall, which has 64 keys; it must be "
+                f"{_MOST_PLACES} or fewer"
+            )
+        if not self.names or not self.lengths or not self.passes:
+            raise UsageError("--names, --lengths and --passes need at least one value each")
+
+    def run(self) -> Path:
+        """Check and time all of them, train the small models and write the report."""
+        from experiments.compiling import Executables
+        from experiments.progress import Progress
+        from experiments.reports.long import build
+
+        lengths = sorted(set(self.lengths or ()))
+        models = [
+            (task, name, seed)
+            for task in self.tasks or ()
+            for name in self.trained or ()
+            for seed in range(self.seeds or 1)
+        ]
+        total = len(lengths) + len(models) * (self.steps or 0)
+        with RunFolder.open(self) as folder, Progress(total) as progress:
+            wrong = folder.cell("check", lambda: _check(self))
+            for name, fault in wrong.items():
+                if fault:
+                    progress.say(f"{name}: WRONG, {fault}; not measured")
+            good = [name for name in self.names if wrong[name] is None]
+            progress.say(f"{len(good)} of {len(wrong)} agree with NumPy")
+            timed = []
+            for length in lengths:
+                with progress.piece(f"length {length}", 1) as piece:
+                    work = functools.partial(_measure, self, good, length)
+                    timed.append(folder.cell(f"length{length}", work))
+                    piece.advance(f"{len(good)} timed")
+            executables = Executables()
+            trained = [_trained(self, folder, progress, executables, *model) for model in models]
+            return folder.conclude(_results(wrong, good, timed, trained, self.passes), build)
+
+
+_MOST_PLACES = 85  # 64 pairs and 21 questions
+_CHECKED = 96  # the length at which all are compared with NumPy
+_QUESTION = (
+    "Attention compares every position with every other. Patterns leave most pairs out, and other "
+    "families never form them. What does each cost in time and memory as the length grows, does "
+    "its cost follow the pattern or the square, and what can a model with it no longer learn?"
+)
+
+
+def _check(options: Long) -> dict[str, str | None]:
+    """Return what is wrong with each pattern and family, None for nothing."""
+    import jax
+
+    from experiments import families, families_check
+    from experiments.compiling import all_at_once
+
+    found: dict[str, str | None] = dict.fromkeys(options.names)
+
+    def one(name: str) -> None:
+        reach, depth = 16, 8
+        given = families.arguments(name, _CHECKED, reach, heads=2, depth=depth, seed=1)
+        out = jax.jit(families.MAKERS[name](_CHECKED, reach, depth))(*given)
+        found[name] = families_check.check(name, out, given, reach)
+
+    all_at_once([functools.partial(one, name) for name in options.names])
+    return found
+
+
+def _measure(options: Long, names: list[str], length: int) -> dict[str, Any]:
+    """Return times and temporaries of all at one length, and the share of pairs of the patterns."""
+    from experiments import families
+    from experiments.bench.contest import gradient
+    from experiments.compiling import all_at_once
+    from experiments.measure import Compiled, compile_for, interleaved
+
+    sizes = {"heads": options.heads, "depth": options.depth}
+    made = {n: families.MAKERS[n](length, options.reach, options.depth) for n in names}
+    given = {n: families.arguments(n, length, options.reach, **sizes, seed=0) for n in names}
+    times: dict[str, Any] = {}
+    temporaries: dict[str, Any] = {}
+    for which in options.passes or ():
+        compiled: dict[str, Compiled] = {}
+
+        def prepare(name: str, which: str = which, kept: dict[str, Compiled] = compiled) -> None:
+            function = made[name] if which == "forward" else gradient(made[name])
+            kept[name] = compile_for(function, given[name])
+
+        all_at_once([functools.partial(prepare, name) for name in names])
+        calls = {n: functools.partial(compiled[n].call, *given[n]) for n in names}
+        times[which] = interleaved(calls, rounds=options.rounds or 1) if calls else {}
+        temporaries[which] = {n: compiled[n].temporaries for n in names}
+    pairs = {n: families.pairs(n, length, options.reach) for n in names}
+    return {"length": length, "milliseconds": times, "temporaries": temporaries, "pairs": pairs}
+
+
+def _trained(
+    options: Long, folder: RunFolder, progress: Any, executables: Any, *model: Any
+) -> dict[str, Any]:
+    """Return the finished cell of one model, training it if it is not there."""
+    task, name, seed = model
+    key = f"{task}-{name}-seed{seed}"
+    if folder.has(key):
+        progress.skip(options.steps)
+    cell = folder.cell(key, lambda: _train(options, folder, progress, executables, key, *model))
+    folder.drop_checkpoints(key)
+    return cell
+
+
+def _train(
+    options: Long, folder: RunFolder, progress: Any, executables: Any, key: str,
+    task: str, name: str, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    from flax import nnx
+
+    from experiments import families, lessons, reader, tasks
+
+    size = reader.Size()
+    places = options.places
+    layer = families.layer(name, places, max(places // 4, 4), size.features // size.heads)
+    length = tasks.longest(task, places)
+
+    def problems(step: int, count: int) -> tasks.Batch:
+        rng = lessons.draws(task, seed, step)
+        return tasks.asking(tasks.TASKS[task](rng, count, length), places)
+
+    held_out = problems(lessons.HELD_OUT, lessons.HELD_OUT_SIZE)
+    model = reader.Reader(size, layer, places="learned", length=places, rngs=nnx.Rngs(seed))
+    _, history = lessons.teach(
+        model,
+        lambda step: problems(step, options.batch_size or 1),
+        held_out,
+        steps=options.steps or 1,
+        learning_rate=options.learning_rate,
+        seed=seed,
+        checkpoints=folder.checkpoints(key),
+        progress=progress,
+        name=f"{task}, {name}, seed {seed}",
+        executables=executables,
+    )
+    return {"task": task, "name": name, "seed": seed, **lessons.record(model, history)}
+
+
+def _results(
+    wrong: dict[str, str | None],
+    good: list[str],
+    timed: list[dict[str, Any]],
+    trained: list[dict[str, Any]],
+    passes: tuple[str, ...] | None,
+) -> dict[str, Any]:
+    """Return what results.json holds."""
+    from experiments import tasks
+    from experiments.fitting import exponent
+
+    lengths = [cell["length"] for cell in timed]
+    times = {
+        which: {n: [c["milliseconds"][which][n]["median"] for c in timed] for n in good}
+        for which in passes or ()
+    }
+    sizes = {
+        which: {n: [c["temporaries"][which][n] for c in timed] for n in good}
+        for which in passes or ()
+    }
+    fits = {
+        which: {
+            n: {
+                "time_exponent": exponent(lengths, times[which][n]),
+                "memory_exponent": exponent(lengths, sizes[which][n]),
+            }
+            for n in good
+        }
+        for which in times
+    }
+    accuracy: dict[str, dict[str, list[float]]] = {}
+    for model in trained:
+        of_task = accuracy.setdefault(model["task"], {})
+        of_task.setdefault(model["name"], []).append(model["accuracy"])
+    return {
+        "question": _QUESTION,
+        "checks": {n: fault or "agrees with NumPy" for n, fault in wrong.items()},
+        "lengths": lengths,
+        "milliseconds": times,
+        "temporaries": sizes,
+        "pairs": {n: [c["pairs"][n] for c in timed] for n in good},
+        "fits": fits.get("forward", fits.get("gradient", {})),
+        "gradient_fits": fits.get("gradient", {}),
+        "measurements": timed,
+        "chance": {task: tasks.CHANCE[task] for task in accuracy},
+        "accuracy": accuracy,
+        "mean_accuracy": {
+            task: {n: statistics.fmean(values) for n, values in rows.items()}
+            for task, rows in accuracy.items()
+        },
+        "models": trained,
+    }
