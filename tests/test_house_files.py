@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".css", ".j2", ".html", ".tsv", ""}
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".css", ".js", ".j2", ".html", ".tsv", ""}
 MAKES_ENVIRONMENT = "python3 -m venv .venv && .venv/bin/pip install -q -e "
 
 
@@ -68,7 +68,11 @@ def test_the_wheel_holds_the_library_alone(tmp_path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"attention_jax"}
     assert "attention_jax/py.typed" in names
     packed = {name for name in names if name.startswith("attention_jax/")}
-    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "attention_jax").rglob("*.py")}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "attention_jax").rglob("*")
+        if path.suffix in {".py", ".css", ".js", ".html"}  # the last three make visualize's page
+    }
     assert packed == sources | {"attention_jax/py.typed"}
 
 

@@ -212,6 +212,15 @@ SURFACE = {
         "problems",
         "sizes",
     ],
+    "attention_jax.visualize": [
+        "Explorer",
+        "alignment",
+        "block_map",
+        "entropy_grid",
+        "explorer",
+        "head_map",
+        "heads_grid",
+    ],
 }
 # What `import attention_jax as aj` brings along as aj.<name>; the others are imported by name.
 NAMESPACES = [

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,15 @@ def draw_map(axes: Any, weights: np.ndarray, keys: int) -> Any:
         weights, cmap="Blues", aspect="auto", interpolation="nearest",
         norm=PowerNorm(min(0.5, math.log(5) / math.log(max(keys, 2))), vmin=0, vmax=1),
     )  # fmt: skip
+    frame(axes)
+    return image
+
+
+def frame(axes: Any) -> None:
+    """A thin frame, and no grid over the picture, whatever the user's settings are."""
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set(color="#b6bdc6", linewidth=0.6, visible=True)
-    return image
 
 
 def weight_bar(figure: Any, image: Any) -> None:
@@ -76,9 +82,16 @@ def ticks(
     axes.tick_params(length=0, colors=INK)
 
 
-def say(setter: Callable[..., Any], words: str, *, size: float, **options: Any) -> None:
-    """Sets a text as it stands: a dollar sign in it begins no formula."""
-    setter(visible(words), **_font(size), **options)
+def say(
+    setter: Callable[..., Any], words: str, *, size: float, fold: int = 80, **options: Any
+) -> None:
+    """Sets a text as it stands: a dollar sign in it begins no formula. Paths fold at a slash."""
+    lines = [""]
+    for piece in re.split("(?<=/)", visible(words)):
+        if len(lines[-1]) + len(piece) > fold and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+    setter("\n".join(lines), **_font(size), **options)
 
 
 def visible(word: str) -> str:

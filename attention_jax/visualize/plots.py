@@ -18,6 +18,7 @@ from attention_jax.visualize.canvas import (
     MARK,
     SOFT,
     draw_map,
+    frame,
     new_figure,
     say,
     ticks,
@@ -89,7 +90,7 @@ def heads_grid(
             if row == 0 or len(layers) == 1:
                 say(axes.set_title, f"head {n}", size=8)
             if first:
-                say(axes.set_ylabel, name if len(layers) > 1 else "queries", size=8)
+                say(axes.set_ylabel, name if len(layers) > 1 else "queries", size=8, fold=18)
             if last:
                 say(axes.set_xlabel, "keys", size=8)
     weight_bar(figure, image)
@@ -177,7 +178,7 @@ def entropy_grid(values: Any, *, example: Example = None) -> "matplotlib.figure.
     figure = new_figure(2.2 + 0.5 * across, 1.1 + 0.36 * len(rows))
     axes = figure.add_subplot()
     image = axes.imshow(table, cmap="Oranges", vmin=0, vmax=most, aspect="auto")
-    axes.grid(visible=False)
+    frame(axes)
     ticks(axes, [str(n) for n in range(across)], list(rows), size=8, upright=True)
     _numbers(axes, image, table)
     _name_axes(axes, "head", None, "Mean entropy")
@@ -233,8 +234,7 @@ def block_map(blocks: BlockMap | Any, *, example: Example = None) -> "matplotlib
     )  # fmt: skip
     axes.set_xlim(0, S)
     axes.set_ylim(T, 0)
-    axes.set_aspect("auto")
-    axes.grid(visible=False)
+    frame(axes)
     unit = "" if mapped else ", in blocks"
     visited = int((kinds > 0).sum())
     title = f"{visited} of {kinds.size} blocks visited ({visited / kinds.size:.1%})"

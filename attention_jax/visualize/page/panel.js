@@ -78,6 +78,7 @@ class Panel {
   build_strip() {
     const strip = make("div", { role: "grid", class: "strip", "aria-label": "Entropy by layer and head" });
     const most = Math.max(...this.layers.map((layer) => layer.heads));
+    strip.style.setProperty("--names", Math.max(...this.layers.map((layer) => layer.name.length)));
     const heads = Array.from({ length: most }, (_, n) => make("div", { role: "columnheader" }, `${n}`));
     strip.append(make("div", { role: "row" }, make("div", { role: "columnheader", class: "corner" }, "head"), ...heads));
     this.cells = this.layers.map((layer, i) => {
@@ -149,6 +150,7 @@ class Panel {
     this.canvas.width = S;
     this.canvas.height = T;
     this.plane.style.aspectRatio = Math.min(Math.max(S / T, 0.5), 4);
+    this.plane.style.maxWidth = `${Math.min(Math.max(2.2 * S, 12), 30)}rem`;
     this.canvas.setAttribute("aria-label", `${this.layer.name}, head ${this.at_head}: weights of ${T} queries, down, on ${S} keys, across`);
     const image = new ImageData(S, T);
     const colours = ramp();

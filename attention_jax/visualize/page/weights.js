@@ -64,9 +64,12 @@ class Layer {
 }
 
 const other = (side) => (side === "queries" ? "keys" : "queries");
-const largest = (weights, count) =>
-  [...weights.keys()].filter((i) => weights[i] > 0)
+// The places of the largest weights; of those that would read as 0 only where there is no other.
+function largest(weights, count) {
+  const least = weights.some((w) => w >= 0.0005) ? 0.0005 : Number.MIN_VALUE;
+  return [...weights.keys()].filter((i) => weights[i] >= least)
     .sort((i, j) => weights[j] - weights[i] || i - j).slice(0, count);
+}
 const digits = (w) => (w >= 0.005 ? w.toFixed(2) : w >= 0.0005 ? w.toFixed(3) : "less than 0.001");
 
 function ramp() {
