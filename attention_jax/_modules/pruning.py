@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -108,10 +109,10 @@ def prune_term(
 
 
 def _scores(term: Term | None, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    if isinstance(term, Score):
-        return np.asarray(term(query, key))
-    score = scaled_dot() if term is None else scaled_dot() + term
-    return np.asarray(score(query, key))
+    score: Any = term
+    if not isinstance(term, Score):
+        score = scaled_dot() if term is None else scaled_dot() + term
+    return np.asarray(jax.jit(lambda query, key: score(query, key))(query, key))
 
 
 def clusters(similarity: Any, threshold: float) -> list[list[int]]:

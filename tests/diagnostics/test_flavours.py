@@ -28,15 +28,16 @@ class Mixed(nn.Module):
 
 def test_linen_modules_are_found_by_path():
     model = Mixed()
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     found = capture(model, X, variables=variables, loss=lambda y: (y**2).mean(), weights=True)
     assert list(found) == ["ours", "flax"]
-    np.testing.assert_allclose(found.output, model.apply(variables, X), rtol=1e-5, atol=1e-5)
+    plain = jax.jit(model.apply)(variables, X)
+    np.testing.assert_allclose(found.output, plain, rtol=1e-5, atol=1e-5)
     assert found["ours"].visible[0, 0].tolist() == [1, 2, 3, 4, 5]
     assert found["flax"].facts.kind == "MultiHeadDotProductAttention"
     assert set(found.gradient_norms["flax"]) == {"query", "key", "value", "out", "all"}
     assert found.gradient_norms["ours"]["all"] > 0
-    _, stats = attention_stats(model, X, variables=variables)
+    _, stats = jax.jit(lambda v: attention_stats(model, X, variables=v))(variables)
     np.testing.assert_allclose(stats["flax"].entropy, found["flax"].entropy, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="give variables="):
         capture(model, X)
@@ -51,4 +52,4 @@ def test_flax_s_own_nnx_module_with_our_attention_is_found():
     reading = found["MultiHeadAttention"]
     np.testing.assert_allclose(reading.weights.sum(-1), 1, rtol=1e-5)
     assert reading.visible[0, 0].tolist() == [1, 2, 3, 4, 5]
-    np.testing.assert_allclose(found.output, layer(X), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.output, jax.jit(lambda x: layer(x))(X), rtol=1e-5, atol=1e-5)
