@@ -1,7 +1,7 @@
 """Training a `Reader` on a task, alike for every study that does."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def teach(
     progress: Progress,
     name: str,
     executables: Any,
+    besides: Sequence[Callable[[], Any]] = (),
 ) -> tuple[Reader, History]:
     """Train ``model`` and look at it some ten times; see `experiments.train.train`."""
     recipe = Recipe(
@@ -57,7 +58,7 @@ def teach(
         name=name,
         executables=executables,
         ahead=[batch_at(0)],
-        besides=[lambda: reader.prepare_look(model, held_out)],
+        besides=[lambda: reader.prepare_look(model, held_out), *besides],
     )
     return trained, history
 

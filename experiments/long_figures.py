@@ -134,5 +134,5 @@ def dots(
             ax.set_xlabel("right, %")
             ax.set_yticks(range(len(names)), names)
             ax.grid(visible=False, axis="y")
-        axes[0].invert_yaxis()
+        axes[0].set_ylim(len(names) - 0.4, -0.6)
         figure.savefig(file)

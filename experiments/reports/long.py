@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import long_figures
+from experiments.families import PATTERNS
 from experiments.report import Picture, Report, Row, Section, Table, joined, mean_sd, memory
 from experiments.reports.long_published import SOURCES, arena
 
@@ -236,7 +237,7 @@ def _draw_costs(results: Results, folder: Path, which: str) -> Picture:
             ("Temporaries", "MB", megabytes),
         ],
         words,
-        [n for n, share in results["pairs"].items() if share[0] is not None],
+        list(PATTERNS),
     )
     return Picture(
         file,
@@ -251,8 +252,7 @@ def _draw_quality(results: Results, folder: Path) -> Picture:
     panels = [
         (_TASKS[task], results["chance"][task], rows) for task, rows in results["accuracy"].items()
     ]
-    patterns = [n for n, share in results["pairs"].items() if share[0] is not None]
-    long_figures.dots(folder / "figures/quality.png", names, panels, patterns)
+    long_figures.dots(folder / "figures/quality.png", names, panels, list(PATTERNS))
     return Picture(
         "figures/quality.png",
         "Share of right answers of each on each task; the numbers are in the table below.",

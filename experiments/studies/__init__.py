@@ -10,6 +10,7 @@ from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
 from experiments.studies.long import Long
+from experiments.studies.positions import Positions
 from experiments.studies.scaling import Scaling
 
 STUDIES: dict[str, type[StudyOptions]] = {
@@ -18,4 +19,5 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "cost": Cost,
     "bench": Bench,
     "long": Long,
+    "positions": Positions,
 }
