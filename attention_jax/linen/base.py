@@ -13,7 +13,7 @@ from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
-from attention_jax.linen.randomness import dropout_key
+from attention_jax.linen.randomness import dropout_key, loud
 from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score
 
@@ -79,10 +79,14 @@ class AttentionLayer(nn.Module, kw_only=True):
             return run()
         dropout = {
             "dropout_rate": self.dropout_rate,
-            "dropout_key": dropout_key(self, name, dropout_rng),
+            "dropout_key": dropout_key(self, name, training, dropout_rng),
             "shared_dropout": shared_dropout,
         }
-        return if_training(training, lambda: run(**dropout), run)
+
+        def dropped() -> Result:
+            return loud(run) if dropout["dropout_key"] is None else run(**dropout)
+
+        return if_training(training, dropped, run)
 
     @nn.nowrap
     def _weights(

@@ -1,6 +1,7 @@
 """Layers on top of one another: encoder and decoder, from features to features."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -10,12 +11,22 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, Features, Memory, check_choice
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Memory,
+    cast,
+    check_choice,
+    check_width,
+)
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax.linen.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attention_jax.linen.parts import Parts
 from attention_jax.linen.scores import AnyScore, check_score
 from attention_jax.softmax import Stats
+
+Call = Callable[[Any, Array], tuple[Array, Any]]
 
 
 class _Stack(Parts):
@@ -27,15 +38,19 @@ class _Stack(Parts):
     mlp_features: int
     _: dataclasses.KW_ONLY
     decode: bool = False
+    scan_layers: bool = False
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         check_count("num_layers", self.num_layers, 1)
+        checkpoint_policy(self.remat)
         self._check(self.num_heads, self.in_features, self.mlp_features)
         super().__post_init__()
 
     def setup(self) -> None:
         """The layers, and the norm."""
-        self.layers = [self._layer() for _ in range(self.num_layers)]
+        one = self._layer
+        self.layers = one() if self.scan_layers else [one() for _ in range(self.num_layers)]
         # Pre-norm layers leave their sum as it is, so the stack ends in a norm; post-norm has it.
         self.last_norm = self._layer_norm(name="norm") if self.norm == "pre" else None
 
@@ -47,6 +62,28 @@ class _Stack(Parts):
     def _sizes(self) -> tuple[int, int, int]:
         return self.num_heads, self.in_features, self.mlp_features
 
+    def _each(self, call: Call, x: Any) -> tuple[Array, Any]:
+        """`x, extra = call(layer, x)`, layer by layer; the extras come stacked."""
+        check_width("x", x, self.in_features, "[*B, length, in_features]")
+        x = jnp.asarray(cast(x, self.dtype))
+        if self.remat is not False:
+            call = nn.remat(call, policy=checkpoint_policy(self.remat))
+        if self.scan_layers:
+            scan = nn.scan(
+                lambda layer, x, _: call(layer, x),
+                variable_axes={True: 0},
+                split_rngs={True: True},
+                length=self.num_layers,
+            )
+            x, extras = scan(self.layers, x, None)
+            return self._finish(x), extras
+        every = []
+        for layer in self.layers:
+            x, extra = call(layer, x)
+            every.append(extra)
+        return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
+
+    @nn.nowrap
     def _finish(self, x: Any) -> Array:
         return jnp.asarray(x) if self.last_norm is None else self.last_norm(x)
 
@@ -60,6 +97,12 @@ class TransformerEncoder(_Stack):
         in_features: D, width of input and output.
         mlp_features: Width of the networks' hidden layers.
         norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
+        scan_layers: Whether the layers are scanned and not written out: one of them is compiled,
+            and each variable of `layers` has an axis of layers in front. Without dropout the
+            numbers are the same.
+        remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
+            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
+        decode: Whether calls bring the next tokens only, as in `MultiHeadAttention`.
         **options: As in `TransformerEncoderLayer`.
 
     Example:
@@ -97,9 +140,11 @@ class TransformerEncoder(_Stack):
         Returns:
             `[*B, S, in_features]`.
         """
-        for layer in self.layers:
-            x = layer(x, mask, deterministic, valid=valid)
-        return self._finish(x)
+
+        def call(layer: Any, x: Array) -> tuple[Array, None]:
+            return layer(x, mask, deterministic, valid=valid), None
+
+        return self._each(call, x)[0]
 
 
 class TransformerDecoder(_Stack):
@@ -111,6 +156,12 @@ class TransformerDecoder(_Stack):
         in_features: D, width of input, memory and output.
         mlp_features: Width of the networks' hidden layers.
         norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
+        scan_layers: Whether the layers are scanned and not written out: one of them is compiled,
+            and each variable of `layers` has an axis of layers in front. Without dropout the
+            numbers are the same.
+        remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
+            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
+        decode: Whether calls bring the next tokens only, as in `MultiHeadAttention`.
         cross_score: As in `TransformerDecoderLayer`.
         cross_attention: As in `TransformerDecoderLayer`.
         **options: As in `TransformerDecoderLayer`.
@@ -166,9 +217,11 @@ class TransformerDecoder(_Stack):
         Returns:
             `[*B, T, in_features]`.
         """
-        for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, deterministic, valid=valid)
-        return self._finish(x)
+
+        def call(layer: Any, x: Array) -> tuple[Array, None]:
+            return layer(x, memory, mask, memory_mask, deterministic, valid=valid), None
+
+        return self._each(call, x)[0]
 
     def with_weights(
         self,
@@ -190,11 +243,11 @@ class TransformerDecoder(_Stack):
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
         """
-        every = []
-        for layer in self.layers:
-            x, weights = layer.with_weights(x, memory, mask, memory_mask, deterministic)
-            every.append(weights)
-        return self._finish(x), jnp.stack(every)
+
+        def call(layer: Any, x: Array) -> tuple[Array, Any]:
+            return layer.with_weights(x, memory, mask, memory_mask, deterministic)
+
+        return self._each(call, x)
 
     def with_stats(
         self,
@@ -218,8 +271,8 @@ class TransformerDecoder(_Stack):
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
         """
-        every = []
-        for layer in self.layers:
-            x, stats = layer.with_stats(x, memory, mask, memory_mask, deterministic)
-            every.append(stats)
-        return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
+
+        def call(layer: Any, x: Array) -> tuple[Array, Any]:
+            return layer.with_stats(x, memory, mask, memory_mask, deterministic)
+
+        return self._each(call, x)

@@ -23,6 +23,7 @@ from attention_jax._modules.arguments import (
     token_mask,
 )
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
 from attention_jax.linen.parts import Parts
 from attention_jax.linen.scores import AnyScore, check_score
@@ -57,6 +58,8 @@ class Transformer(Parts):
         embedding_init: Initialiser of the embeddings; None is normal with variance 1/D.
         dropout_rate: Probability that an entry is dropped in training, of the embeddings and of
             what every sub-layer adds, in [0, 1).
+        scan_layers: As in `TransformerEncoder`; so is `remat`.
+        remat: As in `TransformerEncoder`.
         **options: As in `TransformerEncoderLayer`, for every layer.
 
     Raises:
@@ -90,6 +93,8 @@ class Transformer(Parts):
     tie_output: bool = True
     share_embedding: bool = False
     embedding_init: Initializer | None = None
+    scan_layers: bool = False
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "features", "source_vocab", "target_vocab"):
@@ -100,6 +105,7 @@ class Transformer(Parts):
                 f"{self.source_vocab} and target_vocab {self.target_vocab}"
             )
         self._check(self.num_heads, self.features, self.mlp_features)
+        checkpoint_policy(self.remat)
         check_choice("cross_attention", self.cross_attention, "attention", "mean")
         check_score(self.cross_score)
         if self.cross_attention == "mean" and self.cross_score is not None:
@@ -119,7 +125,7 @@ class Transformer(Parts):
             else nn.Embed(self.target_vocab, self.features, embedding_init=init, **dtypes)
         )
         sizes = (self.num_layers, self.num_heads, self.features, self.mlp_features)
-        shared = self._shared()
+        shared = {**self._shared(), **self._take("scan_layers", "remat")}
         self.encoder = TransformerEncoder(*sizes, **shared)
         cross = self._take("cross_score", "cross_attention")
         self.decoder = TransformerDecoder(*sizes, **cross, **shared)

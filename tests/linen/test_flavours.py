@@ -10,7 +10,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
-from tests.linen.tools import apply, init
+from tests.linen.tools import apply
 
 B, T, S, D = 2, 5, 7, 8
 RNG = np.random.default_rng(0)
@@ -44,7 +44,7 @@ MAKE = {
 
 def pair(make):
     """A module of each flavour."""
-    return make(modules, rngs=nnx.Rngs(0)), make(linen)
+    return nnx.jit(lambda: make(modules, rngs=nnx.Rngs(0)))(), make(linen)
 
 
 def methods(layer):
@@ -91,18 +91,20 @@ def test_the_parameters_of_either_serve_the_other(name):
 )
 def test_whole_models(options):
     sizes = (1 if "norm" in options else 2, 2, D, 16, 11, 11)
-    ours = modules.Transformer(*sizes, rngs=nnx.Rngs(0), **options)
-    theirs = linen.Transformer(*sizes, **options)
-    variables, drawn = linen.from_nnx(ours), init(theirs, SOURCE, TARGET)
-    chex.assert_trees_all_equal_shapes(variables, drawn)
+    ours, theirs = pair(lambda module, **more: module.Transformer(*sizes, **options, **more))
+    variables = linen.from_nnx(ours)
+    shapes = jax.eval_shape(theirs.init, jax.random.key(0), SOURCE, TARGET)
+    chex.assert_trees_all_equal_shapes(variables, shapes)
+    pictured = ("cross_attention_weights", "cross_attention_stats") if "norm" in options else ()
 
     def look(model, call):
-        calls = ("__call__", "cross_attention_weights", "cross_attention_stats")
-        return [call(getattr(model, name), SOURCE, TARGET, SOURCE > 0) for name in calls]
+        names = ("__call__", *pictured)
+        return [call(getattr(model, name), SOURCE, TARGET, SOURCE > 0) for name in names]
 
     mine = nnx.jit(lambda model: look(model, lambda f, *a: f(*a)))
     run = jax.jit(lambda v: look(theirs, lambda f, *a: theirs.apply(v, *a, method=f)))
-    for params, model in ((variables, ours), (drawn, linen.to_nnx(drawn, ours))):
+    moved = jax.tree.map(lambda p: p * 0.5 + 0.1, variables)
+    for params, model in ((variables, ours), (moved, linen.to_nnx(moved, ours))):
         chex.assert_trees_all_close(run(params), mine(model), rtol=1e-5, atol=1e-5)
 
 

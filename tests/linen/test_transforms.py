@@ -10,6 +10,7 @@ import pytest
 from attention_jax.linen import (
     MultiHeadAttention,
     TransformerDecoderLayer,
+    TransformerEncoder,
     TransformerEncoderLayer,
 )
 from tests.linen.tools import apply, init
@@ -46,7 +47,7 @@ def test_remat_changes_nothing_however_the_flag_is_given(name, deterministic):
     if deterministic:  # by position, then by name, then at construction
         expected = apply(plain, variables, *inputs, key=5, **named)
         found = [
-            apply(layer, variables, *inputs, *flag),
+            jax.jit(lambda v: layer.apply(v, *inputs, *flag))(variables),
             apply(nn.remat(cls)(**options), variables, *inputs, **named),
             apply(nn.remat(cls)(**options, **named), variables, *inputs),
         ]
@@ -61,52 +62,34 @@ def test_remat_changes_nothing_however_the_flag_is_given(name, deterministic):
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-class Stack(nn.Module):
-    """Layers scanned, each recomputed in the backward pass, or one after the other."""
-
-    layers: int
-    scanned: bool
-
-    @nn.compact
-    def __call__(self, x, deterministic):
-        options = {"num_heads": 2, "in_features": D, "mlp_features": 16, "name": "layer", **RATES}
-        if not self.scanned:
-            for i in range(self.layers):
-                options["name"] = f"layer_{i}"
-                x = TransformerEncoderLayer(**options)(x, None, deterministic)
-            return x
-
-        def body(layer, x, _):
-            return layer(x, None, deterministic), None
-
-        scan = nn.scan(
-            nn.remat(body),
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            length=self.layers,
-        )
-        return scan(TransformerEncoderLayer(**options), x, None)[0]
-
-
-def test_scan_over_layers():
-    scanned, written = Stack(3, True), Stack(3, False)
+def test_a_scanned_stack_is_its_layers_one_after_the_other():
+    sizes, options = (3, 2, D, 16), {"norm": "pre", **RATES}
+    scanned = TransformerEncoder(*sizes, scan_layers=True, remat="dots_saveable", **options)
     variables = init(scanned, X, deterministic=True)
-    parts = variables["params"]["layer"]
+    parts = variables["params"]["layers"]
     assert parts["mlp"]["hidden"]["kernel"].shape == (3, D, 16)
     assert not np.array_equal(*parts["mlp"]["hidden"]["kernel"][:2])
-    each = {f"layer_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], parts) for i in range(3)}
+    each = {f"layers_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], parts) for i in range(3)}
+    written = {"params": {"norm": variables["params"]["norm"], **each}}
     found = apply(scanned, variables, X, deterministic=True)
-    expected = apply(written, {"params": each}, X, deterministic=True)
+    expected = apply(TransformerEncoder(*sizes, **options), written, X, deterministic=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
-    # Training: every layer has a stream of its own, and the backward pass drops the same entries.
-    train = jax.jit(
-        jax.value_and_grad(lambda v, k: jnp.sum(scanned.apply(v, X, False, rngs={"dropout": k})))
-    )
-    first, slope = train(variables, jax.random.key(1))
-    assert train(variables, jax.random.key(1))[0] == first
-    assert train(variables, jax.random.key(2))[0] != first
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+    # Training: the backward pass drops the same entries as the forward pass, key by key.
+    def loss(variables, x, key):
+        out = scanned.apply(variables, x, deterministic=False, rngs={"dropout": key})
+        return jnp.sum(jnp.sin(out) * jnp.arange(float(D)).reshape(1, 1, D))
+
+    train = jax.jit(jax.value_and_grad(loss, argnums=1))
+    key, other = jax.random.split(jax.random.key(1))
+    first, slope = train(variables, X, key)
+    assert train(variables, X, key)[0] == first
+    assert train(variables, X, other)[0] != first
+    step = 1e-2 * jnp.sign(slope)
+    up, down = (train(variables, X + s, key)[0] for s in (step, -step))
+    np.testing.assert_allclose(up - down, 2 * jnp.sum(slope * step), rtol=2e-2)
+    with pytest.raises(ValueError, match="dots_saved"):
+        TransformerEncoder(*sizes, remat="dots_saved")
 
 
 def test_dropout_under_scan_differs_from_layer_to_layer():
