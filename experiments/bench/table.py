@@ -5,6 +5,6 @@ from experiments.bench.contest import Case
 
 def table() -> list[Case]:
     """Every case there is; nothing is compiled or run yet."""
-    from experiments.bench import accelerator, exact, modules
+    from experiments.bench import accelerator, exact, families, modules
 
-    return [*exact.cases(), *modules.cases(), *accelerator.cases()]
+    return [*exact.cases(), *families.cases(), *modules.cases(), *accelerator.cases()]
