@@ -8,7 +8,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax.attend import make_request
-from attention_jax.diagnostics import capture, rollout
+from attention_jax.diagnostics import capture, diagnose, rollout
 from attention_jax.diagnostics.measure import run
 from attention_jax.nnx import AdditiveAttention, MultiHeadAttention, Transformer
 
@@ -117,7 +117,7 @@ def test_a_wide_plane_is_walked_and_says_the_same():
 
 
 def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
-    layer = MultiHeadAttention(2, 8, score="additive", rngs=nnx.Rngs(0))
+    layer = MultiHeadAttention(2, 8, score="cosine", rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
     before = nnx.state(layer)
 
@@ -126,7 +126,7 @@ def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
 
     found = capture(layer, x, mask=aj.masks.causal(), loss=loss)
     assert list(found) == ["MultiHeadAttention"]
-    gradient = nnx.grad(lambda m: loss(m(x, mask=aj.masks.causal())))(layer)
+    gradient = nnx.jit(nnx.grad(lambda m, x: loss(m(x, mask=aj.masks.causal()))))(layer, x)
     norms = found.gradient_norms["MultiHeadAttention"]
     for name in ("query", "key", "value", "out", "score"):
         total = sum(float((g**2).sum()) for g in jax.tree.leaves(gradient[name]))
@@ -134,6 +134,10 @@ def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
     assert all(int(n) == 0 for n in found.bad_gradients.values())
     jax.tree.map(np.testing.assert_array_equal, nnx.state(layer), before)
     assert not jax.tree.leaves(nnx.state(layer, nnx.Intermediate))
+    layer.out.kernel[0, 0, 0] = jnp.inf
+    found = diagnose(capture(layer, x, mask=aj.masks.causal(), loss=loss))
+    assert found.names == ("not_finite",)
+    assert "gradients that are not finite" in str(found)
 
 
 class Loop(nnx.Module):

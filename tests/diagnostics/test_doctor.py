@@ -27,7 +27,7 @@ def attention(model):
 
 def examine(model, mask=GOOD, causal="*"):
     """All plants share one compiled program: only arrays differ."""
-    found = capture(model, X, mask, real=REAL, similarity=True, loss=jnp.mean)
+    found = capture(model, X, mask, real=REAL, similarity=True)
     return diagnose(found, causal=causal)
 
 
@@ -93,7 +93,6 @@ def test_what_is_not_finite_is_told_once_where_it_begins():
     assert found.names == ("not_finite",)
     assert found.findings[0].where == PATH
     assert "float32" in found.findings[0].evidence
-    assert any("gradients" in finding.symptom for finding in found)
 
 
 @pytest.mark.parametrize(
