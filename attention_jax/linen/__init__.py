@@ -26,4 +26,10 @@ from attention_jax.linen.pruning import merge_similar_heads as merge_similar_hea
 from attention_jax.linen.pruning import prune_heads as prune_heads
 from attention_jax.linen.stacks import TransformerDecoder as TransformerDecoder
 from attention_jax.linen.stacks import TransformerEncoder as TransformerEncoder
+from attention_jax.linen.subquadratic import LinearAttention as LinearAttention
+from attention_jax.linen.subquadratic import LowRankAttention as LowRankAttention
+from attention_jax.linen.subquadratic import LSHAttention as LSHAttention
+from attention_jax.linen.subquadratic import MemoryCompressedAttention as MemoryCompressedAttention
+from attention_jax.linen.subquadratic import NystromAttention as NystromAttention
+from attention_jax.linen.subquadratic import RoutedAttention as RoutedAttention
 from attention_jax.linen.transformer import Transformer as Transformer

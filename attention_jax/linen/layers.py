@@ -93,6 +93,8 @@ class TransformerEncoderLayer(_Layer):
         mask: A mask that holds in every call.
         positions: The position scheme of self-attention, as in `MultiHeadAttention`.
         activation: The network's elementwise function.
+        attention: What makes self-attention: `MultiHeadAttention` or a module of its kind, such as
+            `LinearAttention`, or a `functools.partial` of one.
         dropout_rate: Of what attention and network add, in [0, 1).
         attention_dropout_rate: Of the weights, in [0, 1).
         deterministic: Whether to leave dropout out, unless the call says otherwise.

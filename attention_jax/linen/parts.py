@@ -85,6 +85,7 @@ class Parts(nn.Module, kw_only=True):
     mask: AnyMask = None
     positions: AnyPositions = None
     activation: Activation = jax.nn.relu
+    attention: Callable[..., MultiHeadAttention] = MultiHeadAttention
     dropout_rate: float | int = 0.0
     attention_dropout_rate: float | int = 0.0
     deterministic: Flag = None
@@ -130,25 +131,27 @@ class Parts(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _attention(
-        self, num_heads: int, features: int, score: AnyScore, **options: Any
+        self,
+        num_heads: int,
+        features: int,
+        score: AnyScore,
+        *,
+        make: Callable[..., MultiHeadAttention] = MultiHeadAttention,
+        **options: Any,
     ) -> MultiHeadAttention:
-        return MultiHeadAttention(
-            num_heads,
-            features,
-            score=score,
-            dropout_rate=self.attention_dropout_rate,
-            **self._take("num_kv_heads", "normalize_qk", "deterministic"),
-            **self._take("implementation", "block_size"),
-            **self._linear(),
-            **options,
-        )
+        options |= {"score": score, "dropout_rate": self.attention_dropout_rate}
+        options |= self._take("num_kv_heads", "normalize_qk", "deterministic")
+        options |= self._take("implementation", "block_size")
+        # None is what every one of them is by default; a partial may have its own.
+        given = {name: value for name, value in options.items() if value is not None}
+        return make(num_heads, features, **given, **self._linear())
 
     @nn.nowrap
     def _self_attention(
         self, num_heads: int, features: int, mask: AnyMask, **options: Any
     ) -> MultiHeadAttention:
-        own = self._take("positions", "fused_qkv")
-        return self._attention(num_heads, features, self.score, mask=mask, **own, **options)
+        own = {"mask": mask, "make": self.attention, **self._take("positions", "fused_qkv")}
+        return self._attention(num_heads, features, self.score, **own, **options)
 
     @nn.nowrap
     def _mean(self, features: int, **options: Any) -> MeanAttention:
