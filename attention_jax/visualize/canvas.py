@@ -21,7 +21,7 @@ _FAMILIES = (
 _SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", "\r": "⏎"})
 
 
-def new_figure(width: float, height: float) -> "matplotlib.figure.Figure":
+def new_figure(width: float | int, height: float | int) -> "matplotlib.figure.Figure":
     """An empty figure, in inches."""
     try:
         from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def ticks(
     across: Sequence[str] | None,
     down: Sequence[str] | None,
     *,
-    size: float,
+    size: float | int,
     upright: bool = False,
 ) -> None:
     """Words at the cells of a picture, or none."""
@@ -83,7 +83,7 @@ def ticks(
 
 
 def say(
-    setter: Callable[..., Any], words: str, *, size: float, fold: int = 80, **options: Any
+    setter: Callable[..., Any], words: str, *, size: float | int, fold: int = 80, **options: Any
 ) -> None:
     """Sets a text as it stands: a dollar sign in it begins no formula. Paths fold at a slash."""
     lines = [""]
@@ -101,7 +101,7 @@ def visible(word: str) -> str:
     return word.translate(_SIGNS)
 
 
-def _font(size: float) -> dict[str, Any]:
+def _font(size: float | int) -> dict[str, Any]:
     return {"fontsize": size, "fontfamily": list(_installed()), "parse_math": False}
 
 

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def explorer(
     key_tokens: Tokens = None,
     *,
     compare: Any = None,
-    names: tuple[str, str] = ("A", "B"),
+    names: Sequence[str] = ("A", "B"),
     example: Example = None,
     title: str = "Attention",
     height: int = 820,

@@ -8,7 +8,8 @@ import numpy as np
 
 from attention_jax._core.checks import as_array, check_floating
 
-Tokens = Sequence[str] | Mapping[str, Sequence[str]] | None
+Words = Sequence[str] | np.ndarray
+Tokens = Words | Mapping[str, Words] | None
 Example = int | tuple[int, ...] | None
 
 
@@ -102,6 +103,8 @@ def labels(name: str, tokens: Any, letter: str, size: int) -> list[str]:
     """The words for an axis: tokens, one for each of its places, or its indices."""
     if tokens is None:
         return [str(i) for i in range(size)]
+    if isinstance(tokens, np.ndarray):
+        tokens = tokens.tolist()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
         raise TypeError(f"{name} must be a list of strings, got {type(tokens).__name__}")
     for token in tokens:
@@ -130,7 +133,7 @@ def layer_labels(layer: Layer, tokens: Tokens, key_tokens: Tokens) -> tuple[list
     return labels("tokens", queries, "T", T), labels("key_tokens", keys, "S", S)
 
 
-def _matching(layer: Layer, tokens: Tokens) -> Sequence[str] | None:
+def _matching(layer: Layer, tokens: Tokens) -> Words | None:
     if not isinstance(tokens, Mapping):
         return tokens
     return next((t for pattern, t in tokens.items() if fnmatchcase(layer.name, pattern)), None)

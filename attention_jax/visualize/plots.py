@@ -6,7 +6,7 @@ is spread over many keys can be seen; the bar beside them says which tint is whi
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from attention_jax.visualize.canvas import (
 from attention_jax.visualize.layers import (
     Example,
     Tokens,
+    Words,
     check_weights,
     entropy,
     labels,
@@ -99,8 +100,8 @@ def heads_grid(
 
 def head_map(
     weights: Any,
-    tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
+    tokens: Words | None = None,
+    key_tokens: Words | None = None,
     *,
     title: str | None = None,
 ) -> "matplotlib.figure.Figure":
@@ -248,8 +249,8 @@ def block_map(blocks: BlockMap | Any, *, example: Example = None) -> "matplotlib
 
 def alignment(
     weights: Any,
-    source: Sequence[str],
-    target: Sequence[str],
+    source: Words,
+    target: Words,
     gold: Iterable[tuple[int, int]] = (),
 ) -> "matplotlib.figure.Figure":
     """Which source words a target word came from, beside what was to be found.

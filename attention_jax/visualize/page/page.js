@@ -19,7 +19,10 @@ function say() {
 function select(panel, side, index, hold) {
   for (const each of panels) {
     if (each.text(side) !== panel.text(side)) continue;
-    if (hold) each.held = { side, index };
+    if (hold) {
+      each.held = { side, index };
+      each.last[side] = index;
+    }
     each.show({ side, index });
   }
   say();
@@ -37,11 +40,23 @@ function pick(panel, layer, head, focus = false) {
   say();
 }
 
+// A page that scrolls under a resting pointer is no wish to see another token.
+const pointer = {};
+function moved(event) {
+  const rests = pointer.x === event.clientX && pointer.y === event.clientY;
+  Object.assign(pointer, { x: event.clientX, y: event.clientY });
+  return !rests;
+}
+
 function listen(panel, side, list) {
   const index = (event) => [...list.children].indexOf(event.target.closest("[role=option]"));
-  list.onpointerover = (event) => { if (index(event) >= 0) select(panel, side, index(event), false); };
+  list.onpointerover = (event) => {
+    if (moved(event) && index(event) >= 0) select(panel, side, index(event), false);
+  };
   list.onpointerleave = release;
-  list.onfocusin = (event) => { if (index(event) >= 0) select(panel, side, index(event), true); };
+  list.addEventListener("focusin", (event) => {
+    if (index(event) >= 0) select(panel, side, index(event), true);
+  });
   list.onkeydown = (event) => {
     const at = index(event);
     if (at < 0 || event.altKey || event.ctrlKey || event.metaKey) return;

@@ -21,7 +21,7 @@ class Panel {
     this.name = model.name;
     this.layers = model.layers.map((raw) => new Layer(raw));
     this.at = this.held = null; // {side, index}: what is shown, and what a click keeps
-    this.last = { queries: 0, keys: 0 };
+    this.last = { queries: 0, keys: 0 }; // what Tab comes back to
     this.build(place);
     this.pick(0, 0);
   }
@@ -34,7 +34,7 @@ class Panel {
     const id = (name) => `${name}-${place}`;
     const title = make("h2", { id: id("title") }, this.name || "The model");
     if (!this.name) title.className = "hidden";
-    this.choose = { layer: make("select"), head: make("select") };
+    this.choose = { layer: make("select", { id: id("layer") }), head: make("select", { id: id("head") }) };
     this.layers.forEach((layer, i) => this.choose.layer.append(make("option", { value: i }, layer.name)));
     this.choose.layer.onchange = () => pick(this, +this.choose.layer.value, this.at_head);
     this.choose.head.onchange = () => pick(this, this.at_layer, +this.choose.head.value);
@@ -62,8 +62,8 @@ class Panel {
     this.top = make("ol", { class: "top" });
     this.tints = make("p", { class: "scale" });
     const root = make("section", { class: "panel", "aria-labelledby": id("title") }, title,
-      make("div", { class: "pick" }, make("label", {}, "Layer", this.choose.layer),
-        make("label", {}, "Head", this.choose.head), this.fact),
+      make("div", { class: "pick" }, make("label", { for: id("layer") }, "Layer"), this.choose.layer,
+        make("label", { for: id("head") }, "Head"), this.choose.head, this.fact),
       make("div", { class: "body" },
         make("div", { class: "heads" }, make("h3", {}, "Entropy ", make("small", {}, "of every head: pick one")),
           this.strip, make("p", { class: "scale" },
@@ -173,7 +173,6 @@ class Panel {
   show(at) {
     this.at = at;
     const { side, index } = at;
-    this.last[side] = index;
     this.weights = this.layer.look(this.at_head, side, index);
     for (const where of ["queries", "keys"]) {
       const options = this.lists[where].children;

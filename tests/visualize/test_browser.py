@@ -1,0 +1,154 @@
+"""The page in a browser: what a reader points at, presses and hears."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attention_jax.visualize import explorer
+
+api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TOKENS = ["</script><b>", "cat", "猫", " ", "cat"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens a page; the test fails where the page asks for anything else or complains."""
+    complaints: list[str] = []
+
+    def visit(page, **context):
+        tab = browser.new_context(**context).new_page()
+        tab.set_default_timeout(5000)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("console", lambda message: complaints.append(message.text))
+        file = page if isinstance(page, Path) else page.save(tmp_path / "page.html")
+        url = file.as_uri()
+        tab.on("request", lambda request: request.url == url or complaints.append(request.url))
+        tab.goto(url)
+        return tab
+
+    yield visit
+    assert complaints == []
+
+
+def weights() -> np.ndarray:
+    """`[2, 3, 5, 5]`: every query of head n of layer l looks at key (n + l) and at its own."""
+    made = np.zeros((2, 3, 5, 5), np.float32)
+    for layer, n, t in np.ndindex(2, 3, 5):
+        made[layer, n, t, n + layer] += 0.75
+        made[layer, n, t, t] += 0.25
+    made[1, 2, 4] = 0
+    return made
+
+
+def says(tab) -> list[str]:
+    return tab.inner_text("#says").splitlines()
+
+
+def focused(tab) -> str:
+    return tab.evaluate("document.activeElement.getAttribute('aria-label') "
+                        "|| document.activeElement.textContent")  # fmt: skip
+
+
+def test_pointing_and_keys_say_where_a_token_looks(visit):
+    tab = visit(explorer(weights(), TOKENS, title="<b>A page</b>"))
+    assert tab.inner_text("h1") == "<b>A page</b>"
+    assert tab.locator("b").count() == 0
+    queries, keys = (tab.get_by_role("listbox").nth(i).get_by_role("option") for i in (0, 1))
+    assert queries.all_inner_texts() == ["</script><b>", "cat", "猫", "␣", "cat"]
+    assert says(tab) == ["token cat #4 looks at: </script><b> 0.75, cat #4 0.25"]
+
+    queries.nth(2).hover()
+    assert says(tab) == ["token 猫 looks at: </script><b> 0.75, 猫 0.25"]
+    keys.nth(3).hover()
+    assert says(tab) == ["token space is looked at by: space 0.25"]
+    tab.mouse.move(0, 0)
+    assert says(tab)[0].startswith("token cat #4 looks at")
+    box = tab.locator(".plane").bounding_box()
+    tab.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 0.3 * box["height"])
+    assert says(tab)[0].startswith("token cat #1 looks at")
+    assert tab.inner_text("figcaption") == "cat #1 → </script><b>: 0.750"
+
+    queries.nth(1).click()
+    tab.keyboard.press("ArrowRight")
+    assert says(tab) == ["token 猫 looks at: </script><b> 0.75, 猫 0.25"]
+    assert [x.get_attribute("aria-selected") for x in queries.all()].index("true") == 2
+    tab.keyboard.press("End")
+    tab.keyboard.press("ArrowRight")
+    assert focused(tab) == "cat"
+    tab.keyboard.press("Tab")
+    assert says(tab) == ["token </script><b> is looked at by: </script><b> 1.00, cat #1 0.75, "
+                         "猫 0.75, space 0.75, cat #4 0.75"]  # fmt: skip
+
+
+def test_layers_and_heads_are_picked_by_keys_and_lists(visit):
+    tab = visit(explorer(weights(), TOKENS))
+    for name in ("Layer", "Head"):  # Tab goes: layer, head, strip, queries, keys
+        tab.keyboard.press("Tab")
+        assert tab.get_by_label(name, exact=True).evaluate("x => x === document.activeElement")
+    tab.keyboard.press("Tab")
+    assert focused(tab) == "layer 0, head 0: entropy 0.45 nats, 81 % of an even spread"
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineWidth") != "0px"
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    assert re.match("layer 1, head 1: ", focused(tab))
+    assert says(tab) == ["token cat #4 looks at: 猫 0.75, cat #4 0.25"]
+    assert tab.get_by_label("Layer", exact=True).input_value() == "1"
+    tab.get_by_label("Head", exact=True).select_option("2")
+    assert says(tab) == ["token cat #4 looks at: nothing"]
+    assert tab.locator("[role=gridcell][aria-selected=true]").count() == 1
+    assert tab.locator("[role=gridcell][tabindex='0']").count() == 1
+
+
+def test_two_models_move_together(visit):
+    page = explorer(weights(), TOKENS, compare=weights()[:, ::-1], names=("old", "new"))
+    tab = visit(page, color_scheme="dark")
+    tab.locator(".tokens [role=option]").nth(3).hover()
+    assert says(tab) == [
+        "old: token space looks at: </script><b> 0.75, space 0.25",
+        "new: token space looks at: 猫 0.75, space 0.25",
+        "they differ in 0.75 of the weight",
+    ]
+    tab.get_by_label("Head", exact=True).first.select_option("1")
+    assert [x.input_value() for x in tab.get_by_label("Head", exact=True).all()] == ["1", "1"]
+    tab.get_by_role("checkbox").uncheck()
+    tab.get_by_label("Head", exact=True).last.select_option("0")
+    assert [x.input_value() for x in tab.get_by_label("Head", exact=True).all()] == ["1", "0"]
+
+
+def test_a_large_page_is_drawn_within_a_second_in_a_notebooks_frame_too(visit, maps, tmp_path):
+    shown = maps(4, 8, 128, 128)
+    page = explorer(shown, [f"token{i}" for i in range(128)])
+    asked = "performance.getEntriesByName('attention-drawn')[0].startTime"
+    assert any(visit(page).evaluate(asked) < 1000 for _ in range(3))  # 0.2 s, if left in peace
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(page._repr_html_())
+    tab = visit(notebook)
+    frame = tab.frame_locator("iframe")
+    frame.locator(".tokens [role=option]").nth(1).click()
+    first, second = shown[0, 0, 1, :2]
+    assert first > second
+    said = f"token token1 looks at: token0 {first:.2f}, token1 {second:.2f}"
+    assert frame.locator("#says").inner_text() == said
