@@ -154,8 +154,8 @@ class MultiHeadAttention(ProjectedAttention):
         told |= {"mask": combine(masks.causal() if is_causal else None, mask), "bias": bias}
         if sow_weights:
             self.sow("intermediates", "attention_weights", self._weights(*arrays[:2], **told))
-        shared = self.broadcast_dropout
-        result = self._run(*arrays, **told, **flags, shared_dropout=shared)
+        told |= {"shared_dropout": self.broadcast_dropout, "adapt": self._adapt(inputs_q)}
+        result = self._run(*arrays, **told, **flags)
         return self._project_out(result.out, inputs_q.shape[-1])
 
     def with_stats(
@@ -190,8 +190,8 @@ class MultiHeadAttention(ProjectedAttention):
         arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         told |= {"mask": mask, "bias": bias}
         flags = {"deterministic": deterministic, "dropout_rng": dropout_rng}
-        shared = self.broadcast_dropout
-        result = self._run(*arrays, **told, **flags, shared_dropout=shared, statistics=True)
+        told |= {"shared_dropout": self.broadcast_dropout, "adapt": self._adapt(inputs_q)}
+        result = self._run(*arrays, **told, **flags, statistics=True)
         assert result.stats is not None  # asked for above
         return self._project_out(result.out, inputs_q.shape[-1]), result.stats
 

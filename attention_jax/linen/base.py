@@ -1,5 +1,6 @@
 """What every attention layer holds besides its parameters, and hands to the engine in each call."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
+from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax._modules.flags import Flag, if_training, is_training
@@ -16,6 +18,7 @@ from attention_jax.kernels.request import Result
 from attention_jax.linen.randomness import dropout_key, loud
 from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score
+from attention_jax.softmax import Stats
 
 
 class AttentionLayer(nn.Module, kw_only=True):
@@ -52,10 +55,13 @@ class AttentionLayer(nn.Module, kw_only=True):
         dropout_rng: Any,
         shared_dropout: bool = False,
         statistics: bool = False,
+        adapt: Callable[[Stats], None] | None = None,
         **positions: Any,
     ) -> Result:
         """One call of the engine, with everything the layer has settled."""
-        name = type(self).__name__
+        told = self.deterministic if deterministic is None else deterministic
+        training = told is not None and is_concrete(told) and not told
+        adapting = adapt is not None and training and not self.is_initializing()
 
         def run(**dropout: Any) -> Result:
             request = make_request(
@@ -67,20 +73,33 @@ class AttentionLayer(nn.Module, kw_only=True):
                 bias=bias,
                 block_size=self.block_size,
                 precision=self.precision,
-                statistics=statistics,
+                statistics=statistics or adapting,
                 **positions,
                 **dropout,
             )
             with owned_by(self):
                 return execute(request, self.implementation)
 
+        result = self._dropped(run, deterministic, dropout_rng, shared_dropout)
+        if adapting:
+            assert adapt is not None  # as above
+            assert result.stats is not None  # asked for above
+            adapt(result.stats)
+        return result
+
+    @nn.nowrap
+    def _dropped(
+        self, run: Callable[..., Result], deterministic: Flag, dropout_rng: Any, shared: bool
+    ) -> Result:
+        """`run()`, in training with dropout."""
+        name = type(self).__name__
         training = is_training(name, self.dropout_rate, deterministic, self.deterministic)
         if training is False:
             return run()
         dropout = {
             "dropout_rate": self.dropout_rate,
             "dropout_key": dropout_key(self, name, training, dropout_rng),
-            "shared_dropout": shared_dropout,
+            "shared_dropout": shared,
         }
 
         def dropped() -> Result:

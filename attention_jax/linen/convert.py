@@ -22,7 +22,7 @@ def from_nnx(module: nnx.Module) -> dict[str, Any]:
         module: An NNX module; it stays as it is.
 
     Returns:
-        `{"params": ...}`, for `apply`.
+        `{"params": ...}`, for `apply`; and `"adapted"`, where a score has states.
 
     Example:
         >>> import jax.numpy as jnp
@@ -35,15 +35,19 @@ def from_nnx(module: nnx.Module) -> dict[str, Any]:
         >>> bool(jnp.allclose(linen.MultiHeadAttention(2).apply(variables, x), trained(x)))
         True
     """
-    flat = {_linen_path(path): value for path, value in _parameters(module).items()}
-    return {"params": traverse_util.unflatten_dict(flat)}
+    found = {}
+    for collection, kind in _COLLECTIONS.items():
+        flat = {_linen_path(path): value for path, value in _read(module, kind).items()}
+        if flat or collection == "params":
+            found[collection] = traverse_util.unflatten_dict(flat)
+    return found
 
 
 def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
     """An NNX module with the parameters of the Linen module that was made with the same arguments.
 
     Args:
-        variables: `{"params": ...}` of the Linen module.
+        variables: Those of the Linen module; of its collections "params" and "adapted" count.
         module: An NNX module made with the same arguments; it stays as it is.
 
     Returns:
@@ -52,12 +56,22 @@ def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
     Raises:
         ValueError: If names or shapes do not agree; the message lists them.
     """
-    flat: dict[Path, Any] = traverse_util.flatten_dict(meta.unbox(variables["params"]))
-    present = _parameters(module)
+    state = nnx.state(module)
+    for collection, kind in _COLLECTIONS.items():
+        present = _read(module, kind)
+        new = _matched(meta.unbox(variables.get(collection, {})), present)
+        part = nnx.state(module, kind)
+        nnx.replace_by_pure_dict(part, traverse_util.unflatten_dict(new))
+        state = nnx.merge_state(state, part)
+    return nnx.merge(nnx.graphdef(module), state)
+
+
+def _matched(found: Any, present: dict[Path, Any]) -> dict[Path, Any]:
+    """Linen's values under the paths of NNX."""
+    flat: dict[Path, Any] = traverse_util.flatten_dict(found)
     wanted = {_linen_path(path): path for path in present}
     if unknown := sorted("/".join(map(str, p)) for p in set(flat) ^ set(wanted)):
-        raise ValueError(f"parameters of one side only: {', '.join(unknown)}")
-    graph, parameters, rest = nnx.split(module, nnx.Param, ...)
+        raise ValueError(f"variables of one side only: {', '.join(unknown)}")
     new = {}
     for linen_path, path in wanted.items():
         old, value = present[path], flat[linen_path]
@@ -67,13 +81,21 @@ def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
                 f"{list(np.shape(old))}"
             )
         new[path] = jnp.asarray(value)
-    nnx.replace_by_pure_dict(parameters, traverse_util.unflatten_dict(new))
-    return nnx.merge(graph, parameters, rest)
+    return new
 
 
-def _parameters(module: nnx.Module) -> dict[Path, Any]:
-    """The arrays of the parameters, by path."""
-    return traverse_util.flatten_dict(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+def _is_state(path: Path, value: Any) -> bool:
+    """Whether it is one of the states that training calls change; their class is NNX's affair."""
+    del path
+    return getattr(value, "type", type(value)).__name__ == "Adapted"
+
+
+_COLLECTIONS: dict[str, Any] = {"params": nnx.Param, "adapted": _is_state}
+
+
+def _read(module: nnx.Module, kind: Any) -> dict[Path, Any]:
+    """The arrays of that kind, by path."""
+    return traverse_util.flatten_dict(nnx.to_pure_dict(nnx.state(module, kind)))
 
 
 def _linen_path(path: Path) -> tuple[str, ...]:

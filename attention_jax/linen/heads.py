@@ -25,6 +25,7 @@ from attention_jax.linen.scores import (
     check_score,
 )
 from attention_jax.scores import Score
+from attention_jax.softmax import Stats
 
 
 class ProjectedAttention(CachedAttention):
@@ -200,6 +201,13 @@ class ProjectedAttention(CachedAttention):
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
         return query, key, value
+
+    def _adapt(self, inputs_q: Any) -> Callable[[Stats], None] | None:
+        """What takes note of a training call; None where the score has no states."""
+        if not self._matched.adapts:
+            return None
+        sizes = self._sizes(inputs_q.shape[-1])
+        return lambda stats: self._matched.adapt(sizes, stats)
 
     def _score(self, sizes: Sizes) -> Score:
         """The score, and what the position scheme adds to it."""

@@ -14,6 +14,7 @@ from attention_jax._modules.arguments import cast
 from attention_jax._modules.places import PositionRecipe
 from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax.scores import Score
+from attention_jax.softmax import Stats
 
 ScoreFactory = Callable[[int, int, Any], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
@@ -44,10 +45,21 @@ class Parameters(nn.Module, kw_only=True):
     dtype: Any = None
 
     @nn.compact
-    def values(self, draws: Mapping[str, Draw], *, drawn: bool = False) -> dict[str, Array]:
-        """The present values of the parameters, each drawn by its function at `init`."""
+    def values(
+        self, draws: Mapping[str, Draw], *, drawn: bool = False, adapted: tuple[str, ...] = ()
+    ) -> dict[str, Array]:
+        """The present values of the parameters, each drawn by its function at `init`.
+
+        Args:
+            draws: The functions, by name.
+            drawn: Whether a factory made them.
+            adapted: The names of states, which are variables of the collection "adapted".
+        """
         found = {}
         for name, draw in draws.items():
+            if name in adapted:
+                found[name] = self.variable("adapted", name, draw, jax.random.key(0)).value
+                continue
             kind = jax.eval_shape(draw, jax.random.key(0)).dtype
             if jnp.issubdtype(kind, jnp.floating):
                 found[name] = jnp.asarray(cast(self.param(name, draw), self.dtype))
@@ -70,6 +82,21 @@ class ScoreParameters(Parameters):
 
     def __call__(self, sizes: Sizes) -> Score:
         """The score with the present values of its parameters."""
+        recipe, values = self._present(sizes)
+        return recipe.build(values)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether there are states that training calls change."""
+        return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)  # type: ignore[arg-type]
+
+    def adapt(self, sizes: Sizes, stats: Stats) -> None:
+        """Takes note of a training call, in the collection "adapted", which must be mutable."""
+        recipe, values = self._present(sizes)
+        for name, value in recipe.adapt(values, stats).items():
+            self.put_variable("adapted", name, value)
+
+    def _present(self, sizes: Sizes) -> tuple[ScoreRecipe, dict[str, Array]]:
         score, drawn = self.score, is_factory(self.score)
         if drawn:
             # Only the structure of what it makes is used after `init`, whatever the key.
@@ -81,7 +108,8 @@ class ScoreParameters(Parameters):
                     f"got {type(score).__name__}"
                 )
         recipe = recipes.recipe(score)  # type: ignore[arg-type]
-        return recipe.bare().build(self.values(recipe.parameters(sizes), drawn=drawn))
+        draws = recipe.parameters(sizes)
+        return recipe.bare(), self.values(draws, drawn=drawn, adapted=recipe.adapted)
 
 
 class PositionParameters(Parameters):

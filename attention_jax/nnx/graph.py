@@ -1,66 +1,33 @@
 """Graph attention: a node looks at its neighbours, with a score that depends on both."""
 
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from attention_jax import masks, scores
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
     AnyBias,
     AnyMask,
     Features,
-    as_mask,
     check_choice,
     check_width,
 )
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.graph import GraphScore as GraphScore
+from attention_jax._modules.graph import neighbours
 from attention_jax._modules.recipes import (
     BIAS_INIT,
     KERNEL_INIT,
-    Draw,
     Initializer,
-    ScoreRecipe,
     Sizes,
 )
 from attention_jax._modules.shield import shielded
-from attention_jax.masks import Mask
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
 from attention_jax.nnx.scores import ScoreParameters
-from attention_jax.scores import Score
-
-
-@functools.cache
-def _leaky(slope: float) -> Callable[[Array], Array]:
-    """One function for each slope, so that what is compiled for it serves again."""
-    return functools.partial(jax.nn.leaky_relu, negative_slope=slope)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class GraphScore(ScoreRecipe):
-    """`v_n · LeakyReLU(q + k)`, of queries and keys that are projected already."""
-
-    slope: float = 0.2
-
-    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """`v [N, A]`, of fan-in A."""
-        shape = (sizes.query_depth, sizes.num_heads)
-        return {"v": lambda key: sizes.kernel_init(key, shape, sizes.param_dtype).T}
-
-    def build(self, values: Mapping[str, Array]) -> Score:
-        """`scores.additive` between two identities."""
-        v = values["v"]
-        same = jnp.eye(v.shape[-1], dtype=v.dtype)
-        return scores.additive(same, same, v, activation=_leaky(self.slope))
 
 
 class GraphAttention(AttentionLayer):
@@ -194,7 +161,7 @@ class GraphAttention(AttentionLayer):
             query,
             key,
             key,
-            mask=self._neighbours(adjacency, x.ndim),
+            mask=neighbours(adjacency, x.ndim, self.self_loops),
             bias=edge_bias,
             deterministic=deterministic,
             rngs=rngs,
@@ -219,26 +186,10 @@ class GraphAttention(AttentionLayer):
             edge_bias: As in the call.
         """
         query, key = self._both(x)
-        mask = self._neighbours(adjacency, x.ndim)
+        mask = neighbours(adjacency, x.ndim, self.self_loops)
         return self._weights(query, key, mask=mask, bias=edge_bias)
 
     def _both(self, x: Any) -> tuple[Array, Array]:
         """What a node is as one that looks, and as one that is looked at."""
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         return shielded(self.target, x), shielded(self.source, x)
-
-    def _neighbours(self, adjacency: AnyMask, rank: int) -> Mask | None:
-        if adjacency is None:
-            return None
-        if not isinstance(adjacency, Mask):
-            shape = as_array("adjacency", adjacency).shape
-            if len(shape) == rank and rank > 2:  # [*B, T, T]: the same for all heads
-                adjacency = jnp.asarray(adjacency)[..., None, :, :]
-            elif len(shape) not in (2, rank + 1):
-                raise ValueError(
-                    f"adjacency has shape {list(np.shape(adjacency))} but must be [T, T], "
-                    "[*B, T, T] or [*B, N, T, T]"
-                )
-        mask = as_mask(adjacency)
-        assert mask is not None  # it was given
-        return mask | masks.window(0, 0) if self.self_loops else mask

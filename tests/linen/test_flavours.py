@@ -16,6 +16,7 @@ B, T, S, D = 2, 5, 7, 8
 RNG = np.random.default_rng(0)
 X, STATES = (jnp.asarray(RNG.normal(size=(B, n, D)), jnp.float32) for n in (T, S))
 PADDING = aj.masks.padding(jnp.array([S, 3]))
+KEY = jax.random.key(0)
 SOURCE = jnp.array([[3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 0, 0, 0, 0]])
 TARGET = jnp.array([[1, 5, 4, 3, 2], [1, 6, 7, 8, 2]])
 
@@ -36,6 +37,7 @@ MAKE = {
     ),
     "values": attention(value_features=6, fused_qkv=True, out_features=3),
     "table": attention(positions="relative_bias"),
+    "scale": attention(score=modules.learned_scale("general", per="layer")),
     "additive": lambda module, **more: module.AdditiveAttention(D, D, 3, **more),
     "post": layers(cross_score="additive"),
     "mean": layers(norm="pre", cross_attention="mean", positions="rotary"),
@@ -127,3 +129,42 @@ def test_dropout_at_one_key_is_one_dropout():
     key = nnx.clone(stream)()
     found = apply(theirs, variables, X, dropout_rng=key)
     np.testing.assert_allclose(found, ours(X, rngs=stream), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"score": "gated", "num_queries": 2}, {"score": "dot"}])
+def test_pooling(options):
+    ours, theirs = pair(lambda module, **more: module.AttentionPooling(D, 3, **options, **more))
+    variables, there = linen.from_nnx(ours), jnp.array([[True] * T, [False] * T])
+    chex.assert_trees_all_equal_shapes(variables, jax.eval_shape(theirs.init, KEY, X))
+    for method in ("__call__", "attention_weights"):
+        found = apply(theirs, variables, X, there, method=method)
+        expected = nnx.jit(lambda layer, m=method: getattr(layer, m)(X, there))(ours)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(found[1], 0)
+
+
+@pytest.mark.parametrize("options", [{"num_heads": 2}, {"join": "mean", "self_loops": False}])
+def test_graphs(options):
+    ours, theirs = pair(lambda module, **more: module.GraphAttention(D, 3, **options, **more))
+    variables = linen.from_nnx(ours)
+    chex.assert_trees_all_equal_shapes(variables, jax.eval_shape(theirs.init, KEY, X))
+    ring = jnp.roll(jnp.eye(T, dtype=bool), 1, axis=1).at[2].set(False)
+    for method in ("__call__", "attention_weights"):
+        found = apply(theirs, variables, X, ring, method=method)
+        expected = nnx.jit(lambda layer, m=method: getattr(layer, m)(X, ring))(ours)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scale_that_follows_the_entropy():
+    ours, theirs = pair(attention(score=modules.entropy_scale(0.5)))
+    variables = linen.from_nnx(ours)
+    assert set(variables) == {"params", "adapted"}
+    (before,) = jax.tree.leaves(variables["adapted"])
+    _, changed = apply(theirs, variables, X, deterministic=False, mutable=["adapted"])
+    (after,) = jax.tree.leaves(changed)
+    assert np.all(after > before)  # random scores are too even: they sharpen
+    apply(theirs, variables, X, deterministic=True)  # nothing to write to, nothing to write
+    nnx.jit(lambda layer: layer(X, deterministic=False))(ours)
+    chex.assert_trees_all_close(changed["adapted"], linen.from_nnx(ours)["adapted"], rtol=1e-5)
+    moved = linen.to_nnx({**variables, **changed}, ours)
+    chex.assert_trees_all_equal(linen.from_nnx(moved), {**variables, **changed})

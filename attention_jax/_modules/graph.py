@@ -1,0 +1,69 @@
+"""What graph attention is made of, whichever flavour it comes in."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import masks, scores
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import as_array
+from attention_jax._modules.arguments import AnyMask, as_mask
+from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
+from attention_jax.masks import Mask
+from attention_jax.scores import Score
+
+
+@functools.cache
+def _leaky(slope: float) -> Callable[[Array], Array]:
+    """One function for each slope, so that what is compiled for it serves again."""
+    return functools.partial(jax.nn.leaky_relu, negative_slope=slope)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GraphScore(ScoreRecipe):
+    """`v_n · LeakyReLU(q + k)`, of queries and keys that are projected already."""
+
+    slope: float = 0.2
+
+    def parameters(self, sizes: Sizes) -> dict[str, Draw]:
+        """`v [N, A]`, of fan-in A."""
+        shape = (sizes.query_depth, sizes.num_heads)
+        return {"v": lambda key: sizes.kernel_init(key, shape, sizes.param_dtype).T}
+
+    def build(self, values: Mapping[str, Array]) -> Score:
+        """`scores.additive` between two identities."""
+        v = values["v"]
+        same = jnp.eye(v.shape[-1], dtype=v.dtype)
+        return scores.additive(same, same, v, activation=_leaky(self.slope))
+
+
+def neighbours(adjacency: AnyMask, rank: int, self_loops: bool) -> Mask | None:
+    """The mask that an adjacency stands for.
+
+    Args:
+        adjacency: A mask object; a boolean array `[T, T]`, `[*B, T, T]` or `[*B, #N, T, T]`; or
+            None for everyone.
+        rank: How many axes the nodes `[*B, T, D]` have.
+        self_loops: Whether every node is a neighbour of itself.
+
+    Raises:
+        ValueError: If an array has another rank.
+    """
+    if adjacency is None:
+        return None
+    if not isinstance(adjacency, Mask):
+        shape = as_array("adjacency", adjacency).shape
+        if len(shape) == rank and rank > 2:  # [*B, T, T]: the same for all heads
+            adjacency = jnp.asarray(adjacency)[..., None, :, :]
+        elif len(shape) not in (2, rank + 1):
+            raise ValueError(
+                f"adjacency has shape {list(np.shape(adjacency))} but must be [T, T], "
+                "[*B, T, T] or [*B, N, T, T]"
+            )
+    mask = as_mask(adjacency)
+    assert mask is not None  # it was given
+    return mask | masks.window(0, 0) if self_loops else mask
