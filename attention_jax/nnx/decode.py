@@ -206,13 +206,12 @@ def _begin(
     model: Model, source: Array, mask: Any, ends: Ends, length: int
 ) -> tuple[Step, Array, Any]:
     """One step of the model, the token before the first one to make, and the state before it."""
-    quiet = {"deterministic": True}
     if isinstance(model, TransformerLM):
         return _after_prompt(model, source, mask, length)
-    memory = model.encode(source, mask, **quiet)
+    memory = model.encode(source, mask, deterministic=True)
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
-        logits, state = model.with_cache(token[..., None], state, mask, **quiet)
+        logits, state = model.with_cache(token[..., None], state, mask, deterministic=True)
         return logits[..., 0, :], state
 
     first = jnp.broadcast_to(ends.bos, source.shape[:-1])

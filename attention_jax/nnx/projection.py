@@ -74,12 +74,8 @@ class ProjectedAttention(CachedAttention):
         kernel = jnp.concatenate(
             [layer.kernel[...].reshape(self.in_features, -1) for layer in layers], axis=1
         )
-        biases = [layer.bias for layer in layers]
-        bias = (
-            None
-            if any(b is None for b in biases)
-            else jnp.concatenate([b[...].reshape(-1) for b in biases])
-        )
+        biases = [layer.bias[...].reshape(-1) for layer in layers if layer.bias is not None]
+        bias = jnp.concatenate(biases) if biases else None
 
         def product(x: Array) -> Array:
             inputs, weights, shift = promote_dtype((x, kernel, bias), dtype=self.dtype)

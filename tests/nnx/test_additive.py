@@ -31,13 +31,20 @@ def test_additive_attention_equals_the_reference(implementation):
     arrays = (x[..., None, :] for x in (query, key, value))
     found = reference_attention(*arrays, score="additive", params=params, mask=mask)
     call = {"mask": aj.masks.padding(jnp.asarray(LENGTHS))}
-    out, stats = layer.with_stats(query, key, value, **call)
+
+    @nnx.jit
+    def run(layer, query, key, value):
+        out = layer(query, key, value, **call)
+        weights = layer.attention_weights(query, key, **call)
+        own = layer(query, key), layer(query, key, key)
+        return out, layer.with_stats(query, key, value, **call), weights, own
+
+    again, (out, stats), weights, own = run(layer, query, key, value)
     np.testing.assert_allclose(out, found.out[..., 0, :], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer(query, key, value, **call), out, atol=1e-6)
+    np.testing.assert_allclose(again, out, atol=1e-6)
     np.testing.assert_allclose(stats.lse, found.lse, rtol=1e-4, atol=1e-5)
-    weights = layer.attention_weights(query, key, **call)
     np.testing.assert_allclose(weights, found.weights, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer(query, key), layer(query, key, key), atol=0)
+    np.testing.assert_array_equal(*own)
 
 
 def test_additive_attention_masks_at_construction_and_in_bfloat16():

@@ -57,8 +57,9 @@ def test_step_t_is_row_t_of_the_full_pass_of_a_padded_prompt(options):
     np.testing.assert_allclose(
         np.asarray(decoded)[real], np.asarray(full)[real], rtol=1e-4, atol=1e-5
     )
-    alone = model(TOKENS[1:, 2:])
-    np.testing.assert_allclose(full[1, 2:], alone[0], rtol=1e-4, atol=1e-5)
+    if options["positions"] == "learned":
+        alone = nnx.jit(lambda model, tokens: model(tokens))(model, TOKENS[1:, 2:])
+        np.testing.assert_allclose(full[1, 2:], alone[0], rtol=1e-4, atol=1e-5)
 
 
 @nnx.jit
@@ -75,7 +76,7 @@ def _trained(model, tokens):
 def test_scan_and_remat_change_nothing_in_training():
     """Values, gradients, and what the layers' own streams drop."""
     results = {}
-    for name in ("plain", "remat", "both"):
+    for name in ("plain", "both"):
         model = _model(dropout_rate=0.2, attention_dropout_rate=0.2, **STACKS[name])
         values, gradients = _trained(model, TOKENS)
         pure = nnx.to_pure_dict(gradients)
@@ -115,11 +116,14 @@ def test_a_recomputed_layer_keeps_its_input_alone():
 
     def kept(**options):
         stack = TransformerEncoder(2, 2, 8, 16, **options, rngs=nnx.Rngs(0))
-        x = jnp.ones((1, 32, 8))
-        _, pull = jax.vjp(lambda x: stack(x), x)
-        return sum(leaf.size for leaf in jax.tree.leaves(pull) if leaf.shape[-2:-1] == (32,))
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 8)), jnp.float32)
+        out, pull = jax.vjp(jax.jit(lambda x: stack(x)), x)
+        size = sum(leaf.size for leaf in jax.tree.leaves(pull) if leaf.shape[-2:-1] == (32,))
+        return size, out, pull(out)[0]
 
-    assert kept(remat=True) < 0.3 * kept()
+    (few, *found), (many, *expected) = kept(remat=True), kept()
+    assert few < 0.3 * many
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_scanned_encoder_decoder():
@@ -128,30 +132,29 @@ def test_a_scanned_encoder_decoder():
         Transformer(2, 2, 8, 16, 11, 7, rngs=nnx.Rngs(0), **options)
         for options in ({}, STACKS["both"])
     )
-    source, target = TOKENS, TOKENS[:, :3] % 7
+    source, target = TOKENS, TOKENS[:, :4] % 7
     run = nnx.jit(
-        lambda model: (
+        lambda model, target: (
             model(source, target, source > 2),
             model.cross_attention_weights(source, target, source > 2),
-            model.cross_attention_stats(source, target, source > 2),
         )
     )
-    chex.assert_trees_all_close(run(scanned), run(plain), rtol=1e-4, atol=1e-5)
-    call = {"bos": 1, "eos": 2, "max_length": 4, "source_mask": source > 2}
-    np.testing.assert_array_equal(
-        greedy_decode(scanned, source, **call), greedy_decode(plain, source, **call)
-    )
+    found = run(scanned, target)
+    chex.assert_trees_all_close(found, run(plain, target), rtol=1e-4, atol=1e-5)
+    call = {"bos": 1, "eos": 7, "max_length": 4, "source_mask": source > 2}
+    made = greedy_decode(scanned, source, **call)
+    before = jnp.concatenate([jnp.ones((2, 1), int), made[:, :-1]], 1)
+    np.testing.assert_array_equal(made, np.argmax(run(scanned, before)[0], -1))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision(dtype):
-    """Low precision computes, float32 learns; float16 with Flax's dynamic scale of the loss."""
-    model = _model(dtype=jnp.dtype(dtype), positions="rotary", **STACKS["both"])
+def test_float16_computes_and_float32_learns():
+    """With Flax's dynamic scale of the loss."""
+    model = _model(dtype=jnp.float16, positions="rotary", **STACKS["both"])
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(params):
         logits = nnx.merge(graph, params, rest)(TOKENS)
-        assert logits.dtype == dtype
+        assert logits.dtype == jnp.float16
         picked = jnp.take_along_axis(
             jax.nn.log_softmax(logits.astype(jnp.float32)), TOKENS[..., None], -1
         )

