@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_inputs
+from attention_jax._core.manual import vary_as
 from attention_jax._core.numerics import stats_dtype
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.visibility import Visibility, visibility
@@ -208,4 +209,7 @@ def weigh(logits: Array, visible: Array, value: Array, bad: Array, spoil: Array)
     def loud() -> Array:
         return jnp.matmul(visible.astype(out.dtype), bad.astype(out.dtype)) > 0
 
-    return Weighed(out, lse, jax.lax.cond(spoil, loud, lambda: jnp.zeros(out.shape, bool)))
+    def quiet() -> Array:
+        return vary_as(jnp.zeros(out.shape, bool), (out, visible, bad))
+
+    return Weighed(out, lse, jax.lax.cond(spoil, loud, quiet))

@@ -238,3 +238,12 @@ def test_transformations_agree():
     slope = jax.grad(lambda q: run(q, KEY, VALUE).sum())(jnp.asarray(QUERY))
     np.testing.assert_allclose(tangents, jnp.sum(slope * QUERY), rtol=1e-3)
     assert aj.subquadratic is sq
+
+
+def test_a_device_may_hold_a_part_of_the_batch():
+    run = partial(sq.routed_attention, block_size=3, num_blocks=2)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.P("data")
+    divided = jax.shard_map(run, mesh=mesh, in_specs=split, out_specs=split)
+    arrays = [jnp.asarray(x[:2]) for x in (QUERY, KEY, VALUE)]
+    np.testing.assert_allclose(jax.jit(divided)(*arrays), run(*arrays), rtol=1e-5, atol=1e-6)
