@@ -55,11 +55,11 @@ class Positions(StudyOptions):
     study: ClassVar[str] = "positions"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "tasks": ("copy",), "ratios": (1, 2, 4), "steps": 150, "batch_size": 16, "seeds": 1,
+            "tasks": ("max",), "ratios": (1, 2, 4), "steps": 160, "batch_size": 32, "seeds": 1,
         },
         "default": {
-            "tasks": ("max", "copy", "reverse"), "ratios": (1, 2, 4, 8), "steps": 500,
-            "batch_size": 16, "seeds": 1,
+            "tasks": ("max", "sort", "copy"), "ratios": (1, 2, 4, 8), "steps": 500,
+            "batch_size": 32, "seeds": 1,
         },
         "full": {
             "tasks": TASKS, "ratios": (1, 2, 4, 8, 16, 64), "steps": 5000, "batch_size": 64,
@@ -110,7 +110,7 @@ _QUESTION = (
     "the lengths that a model was trained on. Which of them still work on inputs that are longer?"
 )
 _TESTED = 256  # problems at each length, fewer at long ones
-_TESTED_PLACES = 2**15  # places of all of them together, at most
+_TESTED_PLACES = 2**14  # places of all of them together, at most
 
 
 def _trained(
@@ -138,19 +138,22 @@ def _train(
 
     longest = options.length
 
+    def room(ratio: int) -> int:
+        """Places of the longest list at a ratio, with its answers."""
+        return ratio * longest + tasks.answers_of(task, ratio * longest)
+
     def problems(step: int) -> tasks.Batch:
-        """Problems of four lengths, the longest among them: a list and its answer fill 2 n."""
+        """Problems of four lengths, any up to the longest."""
         rng = lessons.draws(task, seed, step)
-        lengths = [longest, *rng.integers(1, longest, size=3).tolist()]
         size = (options.batch_size or 4) // 4
+        lengths = rng.integers(1, longest, size=4, endpoint=True).tolist()
         made = [tasks.TASKS[task](rng, size, length) for length in lengths]
-        return tasks.joined([tasks.telling(some, 2 * longest) for some in made])
+        return tasks.joined([tasks.telling(some, room(1)) for some in made])
 
     ratios = _ratios(options)
     # A causal model does not see the padding behind, so one shape does for all longer tests.
-    most = 2 * longest * ratios[-1]
-    tests = {r: _test(task, seed, r * longest, 2 * longest if r == 1 else most) for r in ratios}
-    model = _model(options, scheme, 1, seed)
+    tests = {r: _test(task, seed, r * longest, room(1 if r == 1 else ratios[-1])) for r in ratios}
+    model = _model(options, scheme, 1, seed, task)
     longer = [functools.partial(reader.prepare_look, model, tests[r]) for r in ratios[-1:] if r > 1]
     model, history = lessons.teach(
         model,
@@ -184,14 +187,14 @@ def _test(task: str, seed: int, length: int, places: int) -> Any:
     return tasks.telling(tasks.TASKS[task](rng, count, length), places)
 
 
-def _model(options: Positions, scheme: str, ratio: int, seed: int) -> Any:
+def _model(options: Positions, scheme: str, ratio: int, seed: int, task: str) -> Any:
     """Return a fresh model with the scheme as it is at this ratio."""
     from flax import nnx
 
-    from experiments import reader, schemes
+    from experiments import reader, schemes, tasks
 
     size = reader.Size()
-    trained = 2 * options.length
+    trained = options.length + tasks.answers_of(task, options.length)
     layer = schemes.layer(
         scheme, trained=trained, tested=trained * ratio, width=size.features,
         head_depth=size.features // size.heads,
@@ -207,16 +210,16 @@ def _look(
     """Return the scores of a trained model at one ratio, with the scheme as it is there."""
     from flax import nnx
 
-    from experiments import reader, schemes
+    from experiments import reader, schemes, tasks
 
     batch = tests[ratio]
     if scheme in schemes.STRETCHED and ratio > 1:
-        stretched = _model(options, scheme, ratio, seed)
+        stretched = _model(options, scheme, ratio, seed, task)
         nnx.update(stretched, nnx.state(model))
         model = stretched
         if scheme == "log-n":  # it goes by the number of keys, so there must be no padding
             length = ratio * options.length
-            batch = _test(task, seed, length, 2 * length)
+            batch = _test(task, seed, length, length + tasks.answers_of(task, length))
     return reader.look(model, batch)
 
 
