@@ -15,10 +15,12 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits, weigh_values
-from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
+from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.walk import block_start
+from attention_jax.masks.mask import And, Mask
+from attention_jax.masks.patterns import Causal
 
 
 class Sums(NamedTuple):
@@ -71,6 +73,13 @@ class Rows(NamedTuple):
     lse: Array
 
 
+class Order(NamedTuple):
+    """What is known of positions: whether they are the indices, whether no later key is seen."""
+
+    by_index: bool
+    causal: bool
+
+
 def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
     """The request's output, and its rows.
 
@@ -83,12 +92,14 @@ def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
         problem, facts = lower(request, merge=False)
         problem.sides.key["columns"] = _columns(layout, real)
         block, loop = tiling_or_once(request)
+        default = request.query_positions is None and request.key_positions is None
+        order = Order(default, _is_causal(request.mask))
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
             head, traced = parts
-            return _one_head(head, facts, block, kinds if known else traced)
+            return _one_head(head, facts, order, block, kinds if known else traced)
 
         parts = (problem, None if known else kinds)
         out, rows = map_leading(one, parts, facts.sizes, loop=loop)
@@ -114,7 +125,7 @@ def _columns(layout: Any, real: tuple[Any, ...]) -> Array:
 
 
 def _one_head(
-    head: Problem, facts: Static, block: tuple[int, int], kinds: Any
+    head: Problem, facts: Static, order: Order, block: tuple[int, int], kinds: Any
 ) -> tuple[Array, Rows]:
     dtype, layout = accumulator(head), facts.layout
     width = head.sides.key["columns"].shape[-1]
@@ -130,12 +141,14 @@ def _one_head(
 
     def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
         at = block_start(j, block[1], layout.S)
-        return _update(state, fetched, facts, at, partial=partial)
+        return _update(state, fetched, facts, order, at, partial=partial)
 
     return walk_or_once(layout, block, kinds, begin, fetch, visit, lambda i, state: _close(state))
 
 
-def _update(state: Sums, block: Problem, facts: Static, at: Any, *, partial: bool) -> Sums:
+def _update(
+    state: Sums, block: Problem, facts: Static, order: Order, at: Any, *, partial: bool
+) -> Sums:
     logits = mask_logits(block, facts, raw_logits(block), partial=partial).astype(state.top.dtype)
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shift = jnp.where(top == NEG_INF, 0, top)
@@ -146,42 +159,66 @@ def _update(state: Sums, block: Problem, facts: Static, at: Any, *, partial: boo
         visible = logits != NEG_INF
         count = jnp.sum(visible, axis=-1, dtype=top.dtype)
         seen, floor = jnp.where(visible, logits, 0), jnp.where(visible, logits, -NEG_INF)
-    positions = block.sides.query["position"], block.sides.key["position"]
-    once = is_once(facts.layout, logits.shape)
-    own, ahead = _by_position(powers, *positions, once=once)
-    columns = jnp.matmul(powers, block.sides.key["columns"].astype(powers.dtype))
+    positions = [jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key)]
+    ones = jnp.ones((logits.shape[1], 1), powers.dtype)
+    columns = jnp.concatenate([ones, block.sides.key["columns"].astype(powers.dtype)], axis=1)
+    columns = _product(powers, columns)
+    square = powers * powers
     return Sums(
         top,
         jnp.minimum(state.least, jnp.min(floor, axis=-1)),
         state.count + count,
-        state.total * shrink + jnp.sum(powers, axis=-1),
-        state.square * shrink**2 + jnp.sum(powers * powers, axis=-1),
-        state.cube * shrink**3 + jnp.sum(powers * powers * powers, axis=-1),
-        state.moment * shrink + jnp.sum(powers * seen, axis=-1),
+        state.total * shrink + columns[:, 0],
+        state.square * shrink**2 + _sum(square),
+        state.cube * shrink**3 + _sum(square * powers),
+        state.moment * shrink + _sum(powers * seen),
         state.first * shrink + jnp.where(at == 0, powers[:, 0], 0),
-        state.own * shrink + own,
-        state.ahead * shrink + ahead,
-        state.columns * shrink[:, None] + columns,
+        state.own * shrink + _own(powers, *positions, order),
+        state.ahead * shrink + _ahead(powers, *positions, order),
+        state.columns * shrink[:, None] + columns[:, 1:],
         state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
     )
 
 
-def _by_position(powers: Array, rows: Any, columns: Any, *, once: bool) -> tuple[Array, Array]:
-    """Sums over keys at the row's own position and at later ones, looked at where there are any."""
-    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
+def _product(x: Array, y: Array) -> Array:
+    """`x y` in full precision."""
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
-    def look(powers: Array) -> tuple[Array, Array]:
-        distance = columns[None, :] - rows[:, None]
-        own = jnp.sum(jnp.where(distance == 0, powers, 0), axis=-1)
-        return own, jnp.sum(jnp.where(distance > 0, powers, 0), axis=-1)
 
-    def behind(powers: Array) -> tuple[Array, Array]:
-        zeros = jnp.zeros_like(powers[:, 0])
-        return zeros, zeros
+def _sum(x: Array) -> Array:
+    """The sum of each row, as a product: a reduction would compute its operand once more."""
+    return _product(x, jnp.ones((x.shape[1], 1), x.dtype))[:, 0]
 
-    if once:
-        return look(powers)
-    return jax.lax.cond(jnp.max(columns) >= jnp.min(rows), look, behind, powers)
+
+def _own(powers: Array, rows: Any, columns: Any, order: Order) -> Array:
+    """Sums over keys at the row's own position."""
+    if not order.by_index:
+        return _sum(jnp.where(columns[None, :] == rows[:, None], powers, 0))
+    at = rows - columns[0]  # one key at most, whose place in the block is known
+    inside = (at >= 0) & (at < powers.shape[1])
+    found = jnp.take_along_axis(powers, jnp.where(inside, at, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(inside, found, 0)
+
+
+def _ahead(powers: Array, rows: Any, columns: Any, order: Order) -> Array:
+    """Sums over keys at later positions, looked at where there are any."""
+
+    def look(powers: Array) -> Array:
+        return _sum(jnp.where(columns[None, :] > rows[:, None], powers, 0))
+
+    def behind(powers: Array) -> Array:
+        return jnp.zeros_like(powers[:, 0])
+
+    if order.causal:
+        return behind(powers)
+    return jax.lax.cond(jnp.max(columns) > jnp.min(rows), look, behind, powers)
+
+
+def _is_causal(mask: Mask | None) -> bool:
+    """Whether the mask surely hides all later positions."""
+    if isinstance(mask, And):
+        return _is_causal(mask.first) or _is_causal(mask.second)
+    return isinstance(mask, Causal) and mask.align == "start"
 
 
 def _close(state: Sums) -> tuple[Array, Rows]:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax.kernels.request import Request
 from attention_jax.kernels.tiling import Tiling, tiling
 from attention_jax.kernels.walk import walk
+from attention_jax.masks.block_map import FULL
 
 # Pairs of a head up to which heads are vectorised wherever they run: a loop would cost more.
 _SMALL_PLANE = 64 * 64
@@ -36,8 +38,9 @@ def walk_or_once(
     visit: Callable[[Any, Any, Array, bool], Any],
     close: Callable[[Array, Any], Any],
 ) -> Any:
-    """As `walk`; a plane of one block is visited once, and looked into."""
+    """As `walk`; a plane of one block is visited once, and looked into unless surely full."""
     if is_once(layout, block):
         zero = jnp.int32(0)
-        return close(zero, visit(start(zero), fetch(zero, zero), zero, True))
+        partial = not (isinstance(kinds, np.ndarray) and kinds.flat[0] == FULL)
+        return close(zero, visit(start(zero), fetch(zero, zero), zero, partial))
     return walk(layout.T, block[0], kinds, start, fetch, visit, close)

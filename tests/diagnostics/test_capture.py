@@ -55,7 +55,7 @@ def check_rows(reading, weights):
         "mean_key": (p * np.arange(S)).sum(-1) / max(S - 1, 1),
         "visible": visible,
         "jacobian_norm": np.linalg.norm(jacobian, axis=(-2, -1)),
-        "logit_range": np.log(p.max(-1) / np.where(p > 0, p, 1).min(-1)) * (visible > 0),
+        "logit_range": np.log(np.where(visible > 0, p.max(-1), 1) / np.where(p > 0, p, 1).min(-1)),
     }
     for name, value in wanted.items():
         np.testing.assert_allclose(
@@ -105,7 +105,7 @@ def test_heads_are_compared_and_layers_added_up(found):
 def test_a_wide_plane_is_walked_and_says_the_same():
     shape = (2, 70, 2, 6)
     query, key, value = (RNG.normal(size=shape).astype(np.float32) for _ in range(3))
-    mask = aj.masks.causal() & aj.masks.padding(jnp.array([70, 41]))
+    mask = aj.masks.window(20, 7) & aj.masks.padding(jnp.array([70, 41]))
     real = np.arange(70) < np.array([[60], [41]])
     request = make_request(query, key, value, mask=mask, block_size=(32, 16))
     result, rows = jax.jit(lambda r: run(r, (real,)))(request)
@@ -114,6 +114,16 @@ def test_a_wide_plane_is_walked_and_says_the_same():
     check_rows(rows, weights)
     share = (weights * real[:, None, None]).sum(-1)
     np.testing.assert_allclose(rows.real_share[..., 0], share, atol=1e-5)
+
+
+def test_own_and_later_keys_go_by_position():
+    x = RNG.normal(size=(5, 1, 4)).astype(np.float32)
+    at = {"query_positions": np.array([4, 2, 0, 9, 3]), "key_positions": np.array([3, 4, 4, 0, 7])}
+    found = capture(lambda x: aj.attend(x, x, x, **at), x, weights=True)["attend"]
+    distance = at["key_positions"] - at["query_positions"][:, None]
+    weights = np.asarray(found.weights)
+    np.testing.assert_allclose(found.self_share, (weights * (distance == 0)).sum(-1), atol=1e-6)
+    np.testing.assert_allclose(found.ahead_share, (weights * (distance > 0)).sum(-1), atol=1e-6)
 
 
 def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
