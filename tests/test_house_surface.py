@@ -149,6 +149,8 @@ SURFACE = {
         "sample_decode",
         "scaled_dot",
         "shaw",
+        "small_init",
+        "xavier_init",
     ],
     "attention_jax.positions": [
         "Bias",

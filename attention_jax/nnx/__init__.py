@@ -3,6 +3,8 @@
 Imported by name, `from attention_jax import nnx`: the library itself does not need Flax.
 """
 
+from attention_jax._modules.initial import small_init as small_init
+from attention_jax._modules.initial import xavier_init as xavier_init
 from attention_jax.nnx.additive import AdditiveAttention as AdditiveAttention
 from attention_jax.nnx.attention import MultiHeadAttention as MultiHeadAttention
 from attention_jax.nnx.decode import beam_decode as beam_decode

@@ -96,8 +96,9 @@ class TransformerEncoderLayer(Layer):
             `dropout_rate` (0, of what attention and network add),
             `attention_dropout_rate` (0, of the weights); and, as in `MultiHeadAttention`,
             `positions, deterministic, num_kv_heads, normalize_qk, value_features, fused_qkv, dtype,
-            param_dtype, precision, kernel_init, bias_init, use_bias, implementation, block_size`;
-            positions are those of self-attention.
+            param_dtype, precision, kernel_init, out_kernel_init, bias_init, use_bias,
+            implementation, block_size`; positions are those of self-attention, and
+            `out_kernel_init` is for the kernels that end attention and network.
 
     Raises:
         ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.

@@ -35,6 +35,7 @@ class FeedForward(nnx.Module):
         param_dtype: Dtype of the parameters.
         precision: As in `jax.lax.Precision`.
         kernel_init: Initialiser of the kernels.
+        out_kernel_init: That of the second kernel; None is `kernel_init`.
         bias_init: Initialiser of the biases.
         use_bias: Whether there are biases.
         rngs: A stream for the parameters.
@@ -53,6 +54,7 @@ class FeedForward(nnx.Module):
         param_dtype: Any = jnp.float32,
         precision: Any = None,
         kernel_init: Initializer = KERNEL_INIT,
+        out_kernel_init: Initializer | None = None,
         bias_init: Initializer = BIAS_INIT,
         use_bias: bool = True,
         rngs: nnx.Rngs,
@@ -70,6 +72,7 @@ class FeedForward(nnx.Module):
             "rngs": rngs,
         }
         self.hidden = nnx.Linear(in_features, mlp_features, **options)
+        options["kernel_init"] = kernel_init if out_kernel_init is None else out_kernel_init
         self.out = nnx.Linear(mlp_features, in_features, **options)
 
     def __call__(self, x: Features) -> Float[Array, "*B T D"]:
@@ -102,6 +105,7 @@ class Parts:
     param_dtype: Any = jnp.float32
     precision: Any = None
     kernel_init: Initializer = KERNEL_INIT
+    out_kernel_init: Initializer | None = None
     bias_init: Initializer = BIAS_INIT
     use_bias: bool = True
     implementation: str | tuple[str, ...] | None = None
@@ -131,7 +135,7 @@ class Parts:
         """An attention with `score`, under `mask` in every call."""
         options |= {"score": score, "mask": mask, "dropout_rate": self.attention_dropout_rate}
         options |= self._take("num_kv_heads", "normalize_qk", "value_features", "deterministic")
-        options |= self._take("implementation", "block_size")
+        options |= self._take("implementation", "block_size", "out_kernel_init")
         # None is what every one of them is by default; a partial may have its own.
         given = {name: value for name, value in options.items() if value is not None}
         return make(self.num_heads, self.in_features, **given, **self._linear())
@@ -143,7 +147,7 @@ class Parts:
 
     def feed_forward(self) -> FeedForward:
         """The network."""
-        sizes = self._take("in_features", "mlp_features", "activation")
+        sizes = self._take("in_features", "mlp_features", "activation", "out_kernel_init")
         return FeedForward(**sizes, **self._linear())
 
     def layer_norm(self) -> LayerNorm:

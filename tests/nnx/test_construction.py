@@ -145,6 +145,19 @@ def test_projections_start_with_the_fan_of_a_matrix(name):
     assert abs(kernel.std() * np.sqrt(512) - 1) < 0.03
 
 
+def test_initialisers_of_the_articles():
+    layer = MultiHeadAttention(
+        8,
+        64,
+        kernel_init=modules.xavier_init(),
+        out_kernel_init=modules.small_init(64, num_layers=4),
+        rngs=nnx.Rngs(0),
+    )
+    query, out = (np.asarray(layer.query.kernel[...]), np.asarray(layer.out.kernel[...]))
+    assert 0.95 < np.abs(query).max() / np.sqrt(6 / 128) <= 1
+    assert abs(out.std() / np.sqrt(2 / (5 * 64 * 8)) - 1) < 0.05
+
+
 def test_unit_variance_in_unit_variance_out():
     layer = MultiHeadAttention(8, 64, rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4000, 64)), jnp.float32)
