@@ -31,6 +31,11 @@ def _distances(low: View, high: View) -> tuple[Any, Any]:
     )
 
 
+def _alike(view: View, step: int) -> Any:
+    """Whether a distance is a multiple of `step`: a remainder a row and a column, not a pair."""
+    return view.query_positions % step == view.key_positions % step
+
+
 def _one_pair(low: View, high: View) -> Any:
     """Whether all queries of a block stand at one position, and all keys at one."""
     return (low.query_positions == high.query_positions) & (low.key_positions == high.key_positions)
@@ -54,7 +59,7 @@ class Strided(Mask):
 
     def allowed(self, view: View) -> Any:
         """`distance mod stride == 0`."""
-        return (view.key_positions - view.query_positions) % self.stride == 0
+        return _alike(view, self.stride)
 
     def decide(self, low: View, high: View) -> Verdict:
         """By the multiples among the block's distances."""
@@ -81,7 +86,8 @@ class Dilated(Mask):
     def allowed(self, view: View) -> Any:
         """Near enough, and on the comb."""
         distance = view.key_positions - view.query_positions
-        return (abs(distance) <= self._reach) & (distance % self.dilation == 0)
+        near = abs(distance) <= self._reach
+        return near if self.dilation == 1 else near & _alike(view, self.dilation)
 
     def decide(self, low: View, high: View) -> Verdict:
         """By the multiples among the distances that are near enough."""
@@ -144,7 +150,7 @@ class Axial(Mask):
         """The same slab, and the same place across the axis."""
         step, slab = self._steps
         query, key = view.query_positions, view.key_positions
-        return (query // slab == key // slab) & ((key - query) % step == 0)
+        return (query // slab == key // slab) & _alike(view, step)
 
     def decide(self, low: View, high: View) -> Verdict:
         """In the one slab that both ranges touch; where they share two, they share its border."""
