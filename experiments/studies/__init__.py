@@ -9,6 +9,7 @@ from experiments.options import StudyOptions
 from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
+from experiments.studies.doctor import Doctor
 from experiments.studies.long import Long
 from experiments.studies.positions import Positions
 from experiments.studies.scaling import Scaling
@@ -20,4 +21,5 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "bench": Bench,
     "long": Long,
     "positions": Positions,
+    "doctor": Doctor,
 }
