@@ -152,3 +152,8 @@ def test_a_large_page_is_drawn_within_a_second_in_a_notebooks_frame_too(visit, m
     assert first > second
     said = f"token token1 looks at: token0 {first:.2f}, token1 {second:.2f}"
     assert frame.locator("#says").inner_text() == said
+    tab.keyboard.press("End")
+    tab.wait_for_timeout(
+        150
+    )  # the list has scrolled under a pointer that rests, which says nothing
+    assert frame.locator("#says").inner_text().startswith("token token127 looks at")

@@ -9,8 +9,8 @@ from matplotlib import rcParams
 
 from attention_jax import masks, visualize
 
-TOKENS = ["the", "$c_{", " ", "\n"]
-SEEN = ["the", "$c_{", "␣", "⏎"]
+TOKENS = ["the", "$c_{$", " ", "\n"]
+SEEN = ["the", "$c_{$", "␣", "⏎"]
 
 
 def texts(labels) -> list[str]:
@@ -30,12 +30,12 @@ def draw(figure) -> None:
 def test_one_head_has_its_tokens_and_numbers():
     weights = np.tri(4, dtype=np.float32) / np.arange(1, 5, dtype=np.float32)[:, None]
     before = settings()
-    figure = visualize.head_map(weights, TOKENS, title="layer $1, head 2")
+    figure = visualize.head_map(weights, TOKENS, title="layer $_$, head 2")
     draw(figure)
     axes = figure.axes[0]
     assert texts(axes.get_xticklabels()) == texts(axes.get_yticklabels()) == SEEN
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("keys", "queries")
-    assert axes.get_title(loc="left") == "layer $1, head 2"
+    assert axes.get_title(loc="left") == "layer $_$, head 2"
     assert texts(axes.texts)[:6] == ["1.00", "0.00", "0.00", "0.00", "0.50", "0.50"]
     np.testing.assert_array_equal(axes.images[0].get_array(), weights)
     assert settings() == before
