@@ -210,7 +210,7 @@ def relu_features(offset: float | int = 0.0) -> FeatureMap:
         ValueError: a negative offset.
 
     References:
-        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794, §4.2
+        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794, §4
         (Performer-ReLU, with an offset of 0.001 in the authors' code).
     """
     if not offset >= 0:
@@ -230,7 +230,8 @@ def cosine_features(max_length: int) -> FeatureMap:
         A feature map with 2H features.
 
     References:
-        Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", arXiv:2202.08791, eq. 10.
+        Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", arXiv:2202.08791
+        (cosine-based re-weighting).
     """
     return Cosine(check_count("max_length", max_length, 1))
 
@@ -256,8 +257,8 @@ def favor_features(
         A feature map; its `projection [F, H]` is a leaf, and `redraw(key)` draws it anew.
 
     References:
-        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794, eq. 7
-        (positive features), Lemma 2 (their variance), §3.3 (orthogonal rows).
+        Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794,
+        Lemma 1 (positive features), Lemma 2 (their mean square error), §2.4 (orthogonal rows).
     """
     depth = check_count("depth", depth, 1)
     num_features = check_count("num_features", num_features, 1)

@@ -124,7 +124,7 @@ def linear_attention(
     References:
         Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with
         Linear Attention", arXiv:2006.16236, eq. 5 (parallel), eq. 9 (causal), eq. 18 (recurrent).
-        Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, §3.3 (chunks).
+        Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447 (chunks).
     """
     return linear_attention_with_state(
         query,

@@ -78,7 +78,7 @@ def lsh_attention(
 
     References:
         Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451,
-        eq. 3-7 (buckets, self-exclusion, rounds), §2 (hashing and sorting).
+        §2, eq. 4 (buckets), eq. 5 (sorted chunks), eq. 6 (rounds).
         Andoni et al. 2015, "Practical and Optimal LSH for Angular Distance", arXiv:1509.02897, §3.
     """
     mask = mask_object(mask)

@@ -70,7 +70,7 @@ def nystrom_attention(
 
     References:
         Xiong et al. 2021, "Nyströmformer: A Nyström-Based Algorithm for Approximating
-        Self-Attention", arXiv:2102.03902, eq. 13 (the product), eq. 14 (the pseudo-inverse).
+        Self-Attention", arXiv:2102.03902, §3.2 (the product, landmarks, pseudo-inverse).
     """
     mask = mask_object(mask)
     num_landmarks = check_count("num_landmarks", num_landmarks, 1)

@@ -74,7 +74,7 @@ def routed_attention(
 
     References:
         Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv:2502.13189,
-        eq. 5-6 (mean keys, top-k, the own block always); there each query chooses for itself.
+        §2 (mean keys, top-k, the own block always); there each query chooses for itself.
     """
     mask = mask_object(mask)
     block_size = check_count("block_size", block_size, 1)
