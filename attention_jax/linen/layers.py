@@ -39,7 +39,7 @@ class _Layer(Parts):
     decode: bool = False
 
     def __post_init__(self) -> None:
-        self._check(self.num_heads, self.in_features, self.mlp_features)
+        self._check(self.num_heads, self.in_features, self.mlp_features, self.positions)
         super().__post_init__()
 
     def setup(self) -> None:
@@ -100,6 +100,7 @@ class TransformerEncoderLayer(_Layer):
         deterministic: Whether to leave dropout out, unless the call says otherwise.
         num_kv_heads: As in `MultiHeadAttention`; so are the options that follow.
         normalize_qk: As in `MultiHeadAttention`.
+        value_features: As in `MultiHeadAttention`.
         fused_qkv: As in `MultiHeadAttention`, for self-attention.
         decode: As in `MultiHeadAttention`, for self-attention: calls bring the next tokens only.
         dtype: As in `MultiHeadAttention`.

@@ -91,6 +91,7 @@ class Parts(nn.Module, kw_only=True):
     deterministic: Flag = None
     num_kv_heads: int | None = None
     normalize_qk: bool = False
+    value_features: int | None = None
     fused_qkv: bool = False
     dtype: Any = None
     param_dtype: Any = jnp.float32
@@ -102,7 +103,9 @@ class Parts(nn.Module, kw_only=True):
     block_size: int | tuple[int, int] | None = None
 
     @nn.nowrap
-    def _check(self, num_heads: int, features: int, mlp_features: int) -> None:
+    def _check(
+        self, num_heads: int, features: int, mlp_features: int, positions: AnyPositions = None
+    ) -> None:
         """Raises, while the layer is written down, what its parts would raise when it is used."""
         check_count("in_features", features, 1)
         check_count("mlp_features", mlp_features, 1)
@@ -111,7 +114,7 @@ class Parts(nn.Module, kw_only=True):
         check_rate("dropout_rate", self.dropout_rate)
         check_rate("attention_dropout_rate", self.attention_dropout_rate)
         check_score(self.score)
-        places.recipe(self.positions)
+        places.recipe(positions)
         as_mask(self.mask)
 
     @nn.nowrap
@@ -140,7 +143,7 @@ class Parts(nn.Module, kw_only=True):
         **options: Any,
     ) -> MultiHeadAttention:
         options |= {"score": score, "dropout_rate": self.attention_dropout_rate}
-        options |= self._take("num_kv_heads", "normalize_qk", "deterministic")
+        options |= self._take("num_kv_heads", "normalize_qk", "value_features", "deterministic")
         options |= self._take("implementation", "block_size")
         # None is what every one of them is by default; a partial may have its own.
         given = {name: value for name, value in options.items() if value is not None}

@@ -44,7 +44,7 @@ class _Stack(Parts):
     def __post_init__(self) -> None:
         check_count("num_layers", self.num_layers, 1)
         checkpoint_policy(self.remat)
-        self._check(self.num_heads, self.in_features, self.mlp_features)
+        self._check(self.num_heads, self.in_features, self.mlp_features, self.positions)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
@@ -25,8 +24,9 @@ from attention_jax._modules.arguments import (
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
+from attention_jax.linen.embedding import AbsolutePositions, absolute
 from attention_jax.linen.parts import Parts
-from attention_jax.linen.scores import AnyScore, check_score
+from attention_jax.linen.scores import AnyPositions, AnyScore, check_score
 from attention_jax.linen.stacks import TransformerDecoder, TransformerEncoder
 from attention_jax.softmax import Stats
 
@@ -60,6 +60,9 @@ class Transformer(Parts):
             what every sub-layer adds, in [0, 1).
         scan_layers: As in `TransformerEncoder`; so is `remat`.
         remat: As in `TransformerEncoder`.
+        positions: What says where a token stands: "sinusoidal" as in the original, or "learned",
+            added to the embeddings; or a scheme of self-attention, as in `MultiHeadAttention`.
+        max_length: How many learned positions there are; for them alone.
         **options: As in `TransformerEncoderLayer`, for every layer.
 
     Raises:
@@ -93,6 +96,8 @@ class Transformer(Parts):
     tie_output: bool = True
     share_embedding: bool = False
     embedding_init: Initializer | None = None
+    positions: AnyPositions = "sinusoidal"
+    max_length: int | None = None
     scan_layers: bool = False
     remat: Remat = False
 
@@ -104,7 +109,8 @@ class Transformer(Parts):
                 "share_embedding needs vocabularies of one size, got source_vocab "
                 f"{self.source_vocab} and target_vocab {self.target_vocab}"
             )
-        self._check(self.num_heads, self.features, self.mlp_features)
+        _, scheme = absolute(self.positions, self.max_length)
+        self._check(self.num_heads, self.features, self.mlp_features, scheme)
         checkpoint_policy(self.remat)
         check_choice("cross_attention", self.cross_attention, "attention", "mean")
         check_score(self.cross_score)
@@ -125,7 +131,11 @@ class Transformer(Parts):
             else nn.Embed(self.target_vocab, self.features, embedding_init=init, **dtypes)
         )
         sizes = (self.num_layers, self.num_heads, self.features, self.mlp_features)
-        shared = {**self._shared(), **self._take("scan_layers", "remat")}
+        kind, scheme = absolute(self.positions, self.max_length)
+        self.places = AbsolutePositions(
+            kind=kind, **self._take("max_length", "features", "param_dtype")
+        )
+        shared = {**self._shared(), **self._take("scan_layers", "remat"), "positions": scheme}
         self.encoder = TransformerEncoder(*sizes, **shared)
         cross = self._take("cross_score", "cross_attention")
         self.decoder = TransformerDecoder(*sizes, **cross, **shared)
@@ -281,9 +291,7 @@ class Transformer(Parts):
 
     def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
-        places = positions.sinusoidal(jnp.arange(x.shape[-2]), self.features).astype(x.dtype)
-        x = x + places.reshape((1,) * (x.ndim - 2) + places.shape)
-        return self.dropout(x, deterministic=deterministic)
+        return self.dropout(self.places(x), deterministic=deterministic)
 
     def _inputs(
         self,

@@ -16,8 +16,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
 CAUSAL = aj.masks.causal()
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize(("rate", "explicit"), [(0.0, True), (0.3, False)])
 def test_no_option_costs_the_causal_mask(rate, explicit):
     """Case A08: the call, the statistics and the weights, with dropout and with a second mask."""
     layer = MultiHeadAttention(2, mask=CAUSAL, dropout_rate=rate, deterministic=False)
@@ -193,6 +192,7 @@ def test_wrong_arguments_are_told_at_construction():
         (lambda: AdditiveAttention(4, 4, 0), ["hidden_features", "0"]),
         (lambda: TransformerEncoderLayer(2, D, 16, norm="middle"), ["norm", "'middle'"]),
         (lambda: linen.TransformerDecoder(0, 2, D, 16), ["num_layers", "0"]),
+        (lambda: linen.Transformer(1, 2, D, 16, 5, 5, positions="learned"), ["max_length"]),
         (
             lambda: linen.TransformerDecoderLayer(
                 2, D, 16, cross_attention="mean", cross_score="dot"

@@ -1,0 +1,68 @@
+"""Where a token stands, added to its embedding."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax import positions
+from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_count
+from attention_jax.linen.scores import AnyPositions
+
+
+class AbsolutePositions(nn.Module, kw_only=True):
+    """What is added to the embeddings `[*B, T, D]`: sinusoidal, learned, or nothing.
+
+    Args:
+        kind: "sinusoidal", "learned" or "none".
+        max_length: How many learned positions there are; None for the other kinds.
+        features: D.
+        param_dtype: The dtype of learned positions, `table [max_length, D]`.
+    """
+
+    kind: str
+    max_length: int | None
+    features: int
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """`x` with its positions 0..T-1 added.
+
+        Args:
+            x: `[*B, T, D]`.
+        """
+        length = x.shape[-2]
+        if self.kind == "none":
+            return x
+        at = jnp.arange(length, dtype=jnp.int32)
+        if self.max_length is None:
+            places = positions.sinusoidal(at, self.features)
+        else:
+            if length > self.max_length:
+                raise ValueError(
+                    f"a sequence of {length} tokens is longer than the learned positions: "
+                    f"max_length is {self.max_length}"
+                )
+            shape = (self.max_length, self.features)
+            init = jax.nn.initializers.normal(0.02)
+            places = positions.learned(self.param("table", init, shape, self.param_dtype), at)
+        return x + places.astype(x.dtype).reshape((1,) * (x.ndim - 2) + places.shape)
+
+
+def absolute(given: AnyPositions, max_length: int | None) -> tuple[str, AnyPositions]:
+    """What a `positions=` argument means for embeddings, and what is left for attention.
+
+    Raises:
+        ValueError: If learned positions come without `max_length`, or others with it.
+    """
+    kind = given if isinstance(given, str) and given in ("sinusoidal", "learned") else "none"
+    if kind == "learned":
+        if max_length is None:
+            raise ValueError('positions="learned" needs max_length')
+        check_count("max_length", max_length, 1)
+    elif max_length is not None:
+        raise ValueError(f'max_length is for positions="learned", got positions={given!r}')
+    return kind, given if kind == "none" else None
