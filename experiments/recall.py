@@ -54,24 +54,27 @@ class Recall(nnx.Module):
         depth: H, of the one head.
         scale: what the dot product is multiplied with.
         rngs: stream of the parameters.
+        **options: what else the attention is told; its ``score`` takes the place of the dot
+            product.
     """
 
-    def __init__(self, words: int, width: int, depth: int, scale: float, *, rngs: nnx.Rngs):
+    def __init__(
+        self, words: int, width: int, depth: int, scale: float, *, rngs: nnx.Rngs, **options: Any
+    ):
         start = nnx.initializers.normal(1.0)
         self.keys = nnx.Embed(words, width, embedding_init=start, rngs=rngs)
         self.values = nnx.Embed(words, width, embedding_init=start, rngs=rngs)
-        self.attention = MultiHeadAttention(
-            1, width, qkv_features=depth, score=aj.scores.scaled_dot(scale), rngs=rngs
-        )
+        options = {"score": aj.scores.scaled_dot(scale), **options}
+        self.attention = MultiHeadAttention(1, width, qkv_features=depth, rngs=rngs, **options)
         self.readout = nnx.Linear(width, words, rngs=rngs)
 
     def __call__(
         self, keys: Int[Array, "B S"], values: Int[Array, "B S"], asked: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T words"], Float[Array, "B N T"]]:
-        """Return logits over the values, and the entropy of the attention in nats."""
+    ) -> tuple[Float[Array, "B T words"], aj.Stats]:
+        """Return logits over the values, and the attention's statistics ``[B, N, T]``."""
         memory = self.keys(keys) + self.values(values)
         out, stats = self.attention.with_stats(self.keys(asked), memory)
-        return self.readout(out), stats.entropy
+        return self.readout(out), stats
 
 
 def loss(model: Recall, batch: Batch, key: Array) -> Array:
@@ -82,7 +85,7 @@ def loss(model: Recall, batch: Batch, key: Array) -> Array:
 
 
 def look(model: Recall, batch: Batch) -> dict[str, Array]:
-    """Return held-out loss, share of right answers, and entropy / ln S."""
+    """Return held-out loss, share of right answers, entropy / ln S, and the largest logit."""
     graph, state = nnx.split(model)
     return _look(graph, state, batch)
 
@@ -90,11 +93,12 @@ def look(model: Recall, batch: Batch) -> dict[str, Array]:
 @functools.partial(jax.jit, static_argnums=0)
 def _look(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
     model: Recall = nnx.merge(graph, state)
-    logits, entropy = model(batch["keys"], batch["values"], batch["asked"])
+    logits, stats = model(batch["keys"], batch["values"], batch["asked"])
     right = jnp.argmax(logits, -1) == batch["answers"]
     every = optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"])
     return {
         "valid_loss": every.mean(),
         "accuracy": right.mean(dtype=jnp.float32),
-        "entropy": entropy.mean() / math.log(batch["keys"].shape[1]),
+        "entropy": stats.entropy.mean() / math.log(batch["keys"].shape[1]),
+        "max_logit": stats.max_logit.max(),
     }

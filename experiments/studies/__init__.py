@@ -13,6 +13,7 @@ from experiments.studies.doctor import Doctor
 from experiments.studies.long import Long
 from experiments.studies.positions import Positions
 from experiments.studies.scaling import Scaling
+from experiments.studies.stability import Stability
 
 STUDIES: dict[str, type[StudyOptions]] = {
     "compare": Compare,
@@ -21,5 +22,6 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "bench": Bench,
     "long": Long,
     "positions": Positions,
+    "stability": Stability,
     "doctor": Doctor,
 }

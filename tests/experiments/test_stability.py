@@ -1,0 +1,82 @@
+"""The study of stability: what is swept is swept, and the report."""
+
+import json
+import math
+
+import numpy as np
+import optax
+import pytest
+
+from experiments.__main__ import main
+from experiments.sweep import SweptRecipe
+from experiments.train import Recipe
+
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
+
+@pytest.mark.parametrize("clip", [1.0, math.inf])
+def test_a_swept_recipe_steps_as_the_plain_one(clip):
+    told = {"steps": 10, "learning_rate": 0.3, "warmup": 2, "clip": clip}
+    moved = []
+    for recipe in (Recipe(**told), SweptRecipe(**told)):
+        optimizer, at = recipe.optimizer(), np.array([3.0, -4.0], np.float32)
+        state = optimizer.init(at)
+        for _ in range(4):
+            updates, state = optimizer.update(2 * at, state, at)
+            at = np.asarray(optax.apply_updates(at, updates))
+        moved.append(at)
+    np.testing.assert_allclose(*moved, rtol=1e-5)
+    assert np.abs(moved[0] - [3, -4]).min() > 0.1
+
+
+def test_the_study_sweeps_and_reports(tmp_path):
+    folder = tmp_path / "run"
+    small = "--preset quick --steps 30 --pairs 4 --queries 2 --depth 8 --learning-rates 0.01 3"
+    forms = ["--forms", "1/√d", "clipping", "QK norm"]
+    assert main(["stability", *small.split(), *forms, "--out", str(folder)]) == 0
+    document = json.loads((folder / "results.json").read_text())
+    assert document["status"] == "finished"
+    assert document["learning_rates"] == [0.01, 3]
+    assert list(document["summary"]) == ["1/√d", "clipping", "QK norm"]
+    models = {(m["form"], m["learning_rate"]): m for m in document["models"]}
+    assert len(models) == 6
+    for (form, rate), model in models.items():
+        assert model["observed"][0]["step"] == 0
+        at = document["learning_rates"].index(rate)
+        assert document["summary"][form]["entropy"][at] == [model["observed"][-1]["entropy"]]
+        # Normed vectors of depth 8, the scale of the norms still near 1: logits up to √8.
+        if (form, rate) == ("QK norm", 0.01):
+            assert model["observed"][0]["max_logit"] <= 8**0.5 + 1e-3
+    # The learning rate and the clipping reach the optimiser, though one step was compiled for all.
+    plain, clipped = (models[form, 0.01] for form in ("1/√d", "clipping"))
+    assert plain["loss"][0] == clipped["loss"][0]
+    assert plain["loss"] != clipped["loss"]
+    assert plain["observed"][-1]["valid_loss"] < plain["observed"][0]["valid_loss"]
+    assert models["1/√d", 3]["observed"][-1]["max_logit"] > 20
+    page = (folder / "report.html").read_text()
+    assert page.count("<img") == 4
+    for words in ("2303.06296", "other data, other scale: compare the shape", "quick: one seed"):
+        assert words in page
+    # A run of this study is one that the doctor can examine.
+    assert main(["doctor", str(folder), "--out", str(tmp_path / "examined")]) == 0
+    found = json.loads((tmp_path / "examined/results.json").read_text())
+    assert [m["findings"] for m in found["models"]] == [m["findings"] for m in document["models"]]
+    assert found["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--forms", "QK"], ["--forms", "'QK'", "QK norm"]),
+        (["--learning-rates", "0"], ["--learning-rates", "positive"]),
+        (["--learning-rates", "0.1", "0.1"], ["--learning-rates", "once"]),
+        (["--pairs", "65"], ["--pairs", "65", "64"]),
+        (["--cap", "0"], ["--cap", "positive"]),
+    ],
+)
+def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
+    assert main(["stability", *arguments, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(word in error for word in words)
+    assert not (tmp_path / "run").exists()
