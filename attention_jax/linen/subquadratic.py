@@ -10,18 +10,21 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+from jaxtyping import Float
 
-from attention_jax import subquadratic
+from attention_jax import masks, subquadratic
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import precision_of_products
-from attention_jax._modules.arguments import AnyBias, AnyMask, combine
+from attention_jax._modules.arguments import AnyBias, AnyMask, QueryInputs, combine
 from attention_jax._modules.recipes import Initializer
 from attention_jax._modules.shield import shielded
 from attention_jax.kernels.request import Result
 from attention_jax.linen.attention import MultiHeadAttention
 from attention_jax.masks.mask import Mask
 from attention_jax.scores.score import Score, Sum
+from attention_jax.subquadratic import LinearState
 from attention_jax.subquadratic.features import Features, as_feature_map
 
 
@@ -118,6 +121,35 @@ class LinearAttention(FamilyAttention, kw_only=True):
         return subquadratic.linear_attention(
             query, key, value, feature_map=self.feature_map, chunk_size=self.chunk_size, mask=mask
         )
+
+    def with_state(
+        self, inputs: QueryInputs, state: LinearState | None = None, *, mask: AnyMask = None
+    ) -> tuple[Float[Array, "*B T out"], LinearState]:
+        """Causal self-attention of the next tokens, state in and state out.
+
+        Whatever the parts, together they give the rows of the full causal pass.
+
+        Args:
+            inputs: `[*B, T, in_features]`, of the T next tokens.
+            state: Of the tokens before; None is none.
+            mask: Besides causality, padding among the next tokens.
+
+        Returns:
+            `[*B, T, out_features]`, and the next state.
+        """
+        start = 0 if state is None else state.index
+        at = start + jnp.arange(inputs.shape[-2], dtype=jnp.int32)
+        query, key, value, _ = self._project(inputs, inputs, inputs, at, at)
+        out, state = subquadratic.linear_attention_with_state(
+            query,
+            key,
+            value,
+            state,
+            feature_map=self.feature_map,
+            chunk_size=self.chunk_size,
+            mask=combine(masks.causal(), self.mask, mask),
+        )
+        return self._project_out(out, inputs.shape[-1]), state
 
 
 class LowRankAttention(FamilyAttention, kw_only=True):

@@ -64,10 +64,12 @@ def test_a_module_is_its_function_between_the_projections():
             return plain._project_out(out, 16)
 
         out = layer.apply(variables, x, mask=PADDING, is_causal=True)
-        return out, plain.apply(variables, method=by_hand)
+        own, _ = layer.apply(variables, x, mask=PADDING, method=layer.with_state)
+        return out, own, plain.apply(variables, method=by_hand)
 
-    out, want = both(X)
+    out, own, want = both(X)
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own, want, rtol=1e-5, atol=1e-6)
 
 
 def test_what_has_no_place_is_refused():

@@ -25,6 +25,7 @@ from attention_jax.nnx import (
 
 X = np.random.default_rng(3).normal(size=(2, 7, 16)).astype(np.float32)
 PADDING = masks.padding(np.array([7, 4]))
+PADDED = np.arange(7) < np.array([7, 6]).reshape(2, 1, 1, 1)
 FAVOR = subquadratic.favor_features(jax.random.key(0), 4, 8)
 MODULES = {
     "linear": partial(LinearAttention, feature_map=FAVOR),
@@ -69,6 +70,20 @@ def test_a_module_is_its_function_between_the_projections():
         subquadratic.linear_attention(query, key, value, mask=masks.causal() & PADDING)
     )
     np.testing.assert_allclose(layer(X, mask=PADDING, is_causal=True), want, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_with_a_state_make_the_whole():
+    layer = LinearAttention(4, 16, num_kv_heads=2, positions=rotary(), rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def run(layer, x):
+        first, state = layer.with_state(x[:, :4])
+        second, state = layer.with_state(x[:, 4:], state, mask=PADDED[..., 4:])
+        return layer(x, mask=PADDED, is_causal=True), first, second
+
+    whole, first, second = run(layer, X)
+    np.testing.assert_allclose(first, whole[:, :4], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(second, whole[:, 4:], rtol=1e-5, atol=1e-6)
 
 
 def test_random_parts_are_no_parameters_and_can_be_drawn_anew():
