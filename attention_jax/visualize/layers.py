@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax._core.checks import as_array, check_floating
+from attention_jax._core.checks import as_array, check_count, check_floating
 
 Words = Sequence[str] | np.ndarray
 Tokens = Words | Mapping[str, Words] | None
-Example = int | tuple[int, ...] | None
+Example = int | np.integer | Sequence[int] | None
 
 
 class Layer(NamedTuple):
@@ -34,7 +34,7 @@ def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
         TypeError: what is no floating array.
         ValueError: axes that do not fit, an index out of range, numbers that are no weights.
     """
-    example = (example,) if isinstance(example, int) else example
+    place = read_example(example)
     if isinstance(weights, Mapping):
         found = [Layer(str(key), _array(f"{name}[{key!r}]", x)) for key, x in weights.items()]
         stacked = False
@@ -43,15 +43,23 @@ def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
         stacked = False
     else:
         array = _array(name, weights)
-        batch = len(example) if example is not None else 0
+        batch = 0 if place is None else len(place)
         stacked = array.ndim == 4 + batch
         found = [Layer(f"layer {i}", x) for i, x in enumerate(array if stacked else array[None])]
-    layers = [Layer(key, _one_example(f"{name} of {key!r}", x, example)) for key, x in found]
+    layers = [Layer(key, _one_example(f"{name} of {key!r}", x, place)) for key, x in found]
     if not layers:
         raise ValueError(f"{name} has no layer")
     for key, x in layers:
         check_weights(f"{name} of {key!r}", x)
     return layers
+
+
+def read_example(example: Example) -> tuple[int, ...] | None:
+    """The index of an example as one for each batch axis."""
+    if example is None:
+        return None
+    given = example if isinstance(example, (tuple, list)) else (example,)
+    return tuple(check_count("example", i, -(2**31)) for i in given)
 
 
 def _array(name: str, x: Any) -> np.ndarray:

@@ -32,6 +32,7 @@ from attention_jax.visualize.layers import (
     entropy,
     labels,
     layer_labels,
+    read_example,
     read_layers,
 )
 
@@ -330,10 +331,10 @@ def _one_plane(kinds: np.ndarray, example: Example) -> np.ndarray:
         raise ValueError(f"blocks must be [..., nT, nS] with a block, got {list(kinds.shape)}")
     if example is None and any(size != 1 for size in lead):
         raise ValueError(f"blocks has axes {list(lead)} in front: say which, example=...")
-    at = (0,) * len(lead) if example is None else np.atleast_1d(example)
+    at = read_example(example) or (0,) * len(lead)
     if len(at) != len(lead) or any(not -n <= i < n for i, n in zip(at, lead, strict=True)):
         raise ValueError(f"example {example} is no index of the axes {list(lead)} of blocks")
-    kinds = kinds[tuple(int(i) for i in at)]
+    kinds = kinds[at]
     if kinds.min() < 0 or kinds.max() > 2:
         raise ValueError(f"blocks must be 0, 1 or 2, got {kinds.min()} to {kinds.max()}")
     return kinds

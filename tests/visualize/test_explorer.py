@@ -85,7 +85,7 @@ def test_weights_may_come_in_many_forms(maps):
     batch = np.stack([stacked, stacked[::-1]], 1)  # [L, B, N, T, S]
     found = layers(explorer(batch, example=1))
     np.testing.assert_allclose(weights_of(found[0]), stacked[2], atol=1 / 255)
-    found = layers(explorer([batch[0]], example=-1))
+    found = layers(explorer([batch[0]], example=np.int64(-1)))
     np.testing.assert_allclose(weights_of(found[0]), stacked[2], atol=1 / 255)
     found = layers(explorer(jnp.asarray(one, jnp.bfloat16)))
     np.testing.assert_allclose(weights_of(found[0]), one, atol=1 / 100)

@@ -109,5 +109,8 @@ if (panels.length === 2) {
   }
 }
 say();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panels.forEach((panel) => panel.draw()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  panels.forEach((panel) => panel.draw());
+  release();
+});
 performance.mark("attention-drawn");

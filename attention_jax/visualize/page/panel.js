@@ -174,13 +174,14 @@ class Panel {
     this.at = at;
     const { side, index } = at;
     this.weights = this.layer.look(this.at_head, side, index);
+    const light = turn();
     for (const where of ["queries", "keys"]) {
       const options = this.lists[where].children;
       for (let i = 0; i < options.length; i++) {
         const here = where === side && i === index;
         const strength = where === side ? 0 : this.weights[i] ** this.layer.power;
         options[i].style.setProperty("--w", strength);
-        options[i].className = here ? "at" : strength > 0.6 ? "strong" : "";
+        options[i].className = here ? "at" : strength > light ? "strong" : strength > 0.3 ? "mid" : "";
         options[i].setAttribute("aria-selected", where === this.held.side && i === this.held.index);
         options[i].tabIndex = i === this.last[where] ? 0 : -1;
       }

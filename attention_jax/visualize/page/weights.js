@@ -72,6 +72,9 @@ function largest(weights, count) {
 }
 const digits = (w) => (w >= 0.005 ? w.toFixed(2) : w >= 0.0005 ? w.toFixed(3) : "less than 0.001");
 
+// From which tint on the words on it are light instead of dark, or the other way about.
+const turn = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--turn"));
+
 function ramp() {
   const style = getComputedStyle(document.documentElement);
   const [low, high] = ["--card", "--deep"].map((name) =>
