@@ -43,6 +43,7 @@ class CachedAttention(AttentionLayer):
     head_dim: int
     value_dim: int
     dtype: Any
+    param_dtype: Any
     out: nnx.LinearGeneral
 
     def new_cache(
@@ -58,7 +59,7 @@ class CachedAttention(AttentionLayer):
         Args:
             batch: `*B`.
             length: How many tokens it can hold.
-            dtype: What keys and values are stored in; None is the layer's, or float32.
+            dtype: What keys and values are stored in; None is the layer's, or float32 at least.
             rolling: Whether it keeps the latest tokens, for a layer whose mask is a window: it must
                 be as long as what a query sees, itself counted.
 
@@ -71,7 +72,7 @@ class CachedAttention(AttentionLayer):
             self.num_kv_heads,
             self.head_dim,
             value_depth=self.value_dim,
-            dtype=dtype or self.dtype or jnp.float32,
+            dtype=dtype or self.dtype or jnp.promote_types(self.param_dtype, jnp.float32),
             rolling=rolling,
         )
 

@@ -60,6 +60,15 @@ def test_remat_and_jit_change_nothing(name, deterministic):
         chex.assert_trees_all_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_a_flag_that_is_traced_says_the_same(name):
+    """Case A25: remat traces what it is not told to leave alone, the flag among it."""
+    run = nnx.jit(lambda layer, flag: nnx.remat(_call)(layer, X, MEMORY, flag))
+    for flag in (True, False):
+        expected = _call(LAYERS[name](), X, MEMORY, flag)
+        np.testing.assert_allclose(run(LAYERS[name](), flag), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_remat_advances_the_layer_s_own_stream():
     layer = LAYERS["encoder"]()
     run = nnx.remat(lambda layer, x: layer(x, deterministic=False))
