@@ -6,6 +6,10 @@ Shapes in letters: query `[*B, T, N, H]`, key `[*B, S, K, H]`, value `[*B, S, K,
 `[*B, T, N, V]`. Flax modules live in `attention_jax.nnx`, which is imported by name.
 """
 
+import importlib
+import types
+from typing import TYPE_CHECKING
+
 from attention_jax import cache as cache
 from attention_jax import diagnostics as diagnostics
 from attention_jax import distillation as distillation
@@ -25,5 +29,16 @@ from attention_jax.axial import axial_attention as axial_attention
 from attention_jax.plan import Plan as Plan
 from attention_jax.shaw import shaw_attention as shaw_attention
 from attention_jax.softmax import Stats as Stats
+
+if TYPE_CHECKING:
+    from attention_jax import visualize as visualize
+else:
+
+    def __getattr__(name: str) -> types.ModuleType:
+        """`visualize`, which is loaded when it is first asked for."""
+        if name == "visualize":
+            return importlib.import_module("attention_jax.visualize")
+        raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"

@@ -10,7 +10,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".css", ".js", ".j2", ".html", ".tsv", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".yaml",
+    ".yml",
+    ".cfg",
+    ".txt",
+    ".css",
+    ".js",
+    ".j2",
+    ".html",
+    ".tsv",
+    "",
+}
 MAKES_ENVIRONMENT = "python3 -m venv .venv && .venv/bin/pip install -q -e "
 
 

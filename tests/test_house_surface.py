@@ -247,6 +247,7 @@ NAMESPACES = [
     "softmax",
     "subquadratic",
     "testing",
+    "visualize",
 ]
 
 
