@@ -239,7 +239,7 @@ def gradient_norms(
             if name.startswith(start):
                 part = name[len(start) :].split("/")[0]
                 square = jnp.sum(jnp.square(gradient.astype(jnp.float32)))
-                squares[part] = squares.get(part, jnp.float32(0)) + square
+                squares[part] = square + squares[part] if part in squares else square
         norms = {part: jnp.sqrt(square) for part, square in squares.items()}
         found[path] = {**norms, "all": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
     return found
@@ -321,8 +321,8 @@ def _largest(x: Any) -> Array:
 
 
 def _facts(request: Request, kind: str, order: int) -> Facts:
-    score, depth = request.score, request.layout.H
-    inner: Any = score
+    score: Any = request.score
+    inner, depth = score, request.layout.H
     while isinstance(inner, Sum):
         inner = inner.score
     scale = None

@@ -172,7 +172,7 @@ def _collapse(path: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Findi
         [[row["attention"][path][k] for k in ("entropy", "max_logit")] for row in history],
         np.float64,
     )
-    finite = np.isfinite(series).all(1)
+    finite = np.asarray(np.isfinite(series).all(axis=1))
     series, steps = series[finite], [row["step"] for row in history]
     steps = [step for step, ok in zip(steps, finite, strict=True) if ok]
     if len(series) < _SHORT_HISTORY:

@@ -28,8 +28,8 @@ class Watch:
 
     def __call__(self, request: Any, run: Callable[[Any], Any]) -> Any:
         """One call of attention, looked at."""
-        module = owner()
-        kind = "attend" if module is None else type(module).__name__
+        module: Any = owner()
+        kind = _class(module)
         result, kept = self.look(request, run, kind, self.calls)
         self.calls += 1
         if is_nnx(module):
@@ -41,6 +41,10 @@ class Watch:
         else:
             self.loose.append(kept)
         return result
+
+
+def _class(module: Any) -> str:
+    return "attend" if module is None else type(module).__name__
 
 
 class Model(NamedTuple):

@@ -131,10 +131,9 @@ def _one_head(
     width = head.sides.key["columns"].shape[-1]
 
     def begin(i: Array) -> Sums:
-        zeros = jnp.zeros((block[0],), dtype)
-        ends = [zeros + NEG_INF, zeros - NEG_INF]
-        columns = jnp.zeros((block[0], width), dtype)
-        return Sums(*ends, *([zeros] * 8), columns, jnp.zeros((block[0], layout.V), dtype))
+        shapes: dict[str, tuple[int, ...]] = {"columns": (width,), "out": (layout.V,)}
+        zeros = {n: jnp.zeros((block[0], *shapes.get(n, ())), dtype) for n in Sums._fields}
+        return Sums(**{**zeros, "top": zeros["top"] + NEG_INF, "least": zeros["least"] - NEG_INF})
 
     def fetch(i: Array, j: Array) -> Problem:
         return cut(head, facts, block, i, j)
@@ -159,7 +158,7 @@ def _update(
         visible = logits != NEG_INF
         count = jnp.sum(visible, axis=-1, dtype=top.dtype)
         seen, floor = jnp.where(visible, logits, 0), jnp.where(visible, logits, -NEG_INF)
-    positions = [jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key)]
+    rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
     ones = jnp.ones((logits.shape[1], 1), powers.dtype)
     columns = jnp.concatenate([ones, block.sides.key["columns"].astype(powers.dtype)], axis=1)
     columns = _product(powers, columns)
@@ -173,8 +172,8 @@ def _update(
         state.cube * shrink**3 + _sum(square * powers),
         state.moment * shrink + _sum(powers * seen),
         state.first * shrink + jnp.where(at == 0, powers[:, 0], 0),
-        state.own * shrink + _own(powers, *positions, order),
-        state.ahead * shrink + _ahead(powers, *positions, order),
+        state.own * shrink + _own(powers, rows, keys, order),
+        state.ahead * shrink + _ahead(powers, rows, keys, order),
         state.columns * shrink[:, None] + columns[:, 1:],
         state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
     )

@@ -144,21 +144,18 @@ def monitor(
         `attention_stats` returned, and `loss=` too. `history` reads its state.
 
     Example:
-        >>> import jax, optax
         >>> import jax.numpy as jnp
-        >>> from flax import nnx
-        >>> from attention_jax.diagnostics import attention_stats, history, monitor
-        >>> from attention_jax.nnx import TransformerEncoder
-        >>> model, x = TransformerEncoder(1, 2, 8, 16, rngs=nnx.Rngs(0)), jnp.ones((3, 5, 8))
-        >>> watch = monitor(["layers/0/self_attention"])
-        >>> optimizer = nnx.Optimizer(model, optax.chain(watch, optax.sgd(0.1)), wrt=nnx.Param)
-        >>> def loss(model):
-        ...     out, stats = attention_stats(model, x)
-        ...     return (out**2).mean(), stats
-        >>> (value, stats), gradient = nnx.value_and_grad(loss, has_aux=True)(model)
-        >>> optimizer.update(model, gradient, stats=stats)
-        >>> [row["step"] for row in history(optimizer.opt_state)]
-        [0]
+        >>> import optax
+        >>> import attention_jax as aj
+        >>> from attention_jax.diagnostics import history, monitor
+        >>> optimizer = optax.chain(monitor(["layer"]), optax.sgd(0.1))
+        >>> gradient = {"layer": {"query": jnp.array([3.0, 4.0])}}
+        >>> state = optimizer.init(gradient)
+        >>> rows = jnp.ones((1, 2, 5))  # lse, entropy and largest logit, from attention_stats
+        >>> stats = {"layer": aj.Stats(rows, rows, rows)}
+        >>> _, state = optimizer.update(gradient, state, stats=stats)
+        >>> [(row["step"], row["attention"]["layer"]["gradient_norm"]) for row in history(state)]
+        [(0, 5.0)]
     """
     import optax
 
