@@ -4,7 +4,7 @@ explorer(weights, tokens).save("attention.html")     a page that needs no server
 heads_grid(weights, tokens).savefig("heads.png")     a `matplotlib.figure.Figure`
 
 Weights are plain arrays: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping
-of layers, each `[*B, N, T, S]`. Loaded when first asked for. The figures need the extra `visualize`.
+of layers, each `[*B, N, T, S]`. Loaded when first asked for; figures need the extra `visualize`.
 """
 
 from attention_jax.visualize.explorer import Explorer as Explorer
