@@ -128,7 +128,9 @@ class _Pure:
         stream = None if rngs is None else nnx.split(rngs)[1]
         # A variable that nobody wrote to is the very array it was.
         new = jax.tree.leaves(after)
-        self._changed |= any(a is not b for a, b in zip(old, new, strict=True))
+        # What was not there before is an intermediate that somebody keeps.
+        self._changed |= len(new) != len(old)
+        self._changed |= any(a is not b for a, b in zip(old, new, strict=False))
         return carry, extra, after, stream
 
     def settle(self, layer: Any, rest: Any, rngs: AnyRngs, stream: Any) -> None:
