@@ -46,6 +46,15 @@ class AttentionLayer(nnx.Module):
         self.rngs = nnx.data(fork_stream(rngs, dropout_rate))
         self.mask = nnx.data(as_mask(mask))
 
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `flax.nnx.view` sets.
+
+        Args:
+            deterministic: Whether to leave dropout out.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
     def _run(
         self,
         query: Array,

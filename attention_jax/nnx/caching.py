@@ -39,6 +39,7 @@ _NAMES = {
 class CachedAttention(AttentionLayer):
     """What a multi-head attention does with a cache."""
 
+    decode: bool | None
     num_kv_heads: int
     head_dim: int
     value_dim: int
@@ -193,6 +194,32 @@ class CachedAttention(AttentionLayer):
         cache = self.new_cache(tuple(batch), length, dtype=dtype)
         for field, name in _NAMES.items():
             setattr(self, name, nnx.Cache(getattr(cache, field)))
+
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """What `flax.nnx.view` sets.
+
+        Args:
+            deterministic: Whether to leave dropout out.
+            decode: Whether calls bring the next tokens only.
+            batch_size: `*B` of a new cache, made where there is none yet.
+            max_length: Its length.
+        """
+        super().set_view(deterministic)
+        if decode is not None:
+            self.decode = decode
+        if decode and getattr(self, _NAMES["key"]) is None:
+            if batch_size is None or max_length is None:
+                raise ValueError(
+                    "a view that decodes needs batch_size and max_length for its cache"
+                )
+            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+            self.init_cache((*batch, max_length, 0), self.dtype or jnp.float32)
 
     def _forget(self) -> None:
         """No cache yet."""

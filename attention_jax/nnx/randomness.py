@@ -101,3 +101,12 @@ class Dropout(nnx.Module):
             return jnp.where(keep, x / (1.0 - self.rate), 0.0)
 
         return if_training(training, dropped, lambda: jnp.asarray(x))
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `flax.nnx.view` sets.
+
+        Args:
+            deterministic: Whether to leave x alone.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic

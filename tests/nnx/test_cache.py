@@ -91,6 +91,21 @@ def test_flax_s_own_way_to_decode():
     assert bool(jnp.isnan(out).all()), "the tenth token in a cache for nine"
 
 
+def test_a_view_that_decodes():
+    """`flax.nnx.view` sets what it sets in Flax's own module."""
+    layer = MultiHeadAttention(2, WIDTH, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="max_length"):
+        nnx.view(layer, decode=True)
+    view = nnx.view(layer, deterministic=True, decode=True, batch_size=2, max_length=4)
+    out = nnx.jit(lambda layer, x: layer(x))(view, X[:, :3])
+    expected = nnx.jit(lambda layer, x: layer(x, is_causal=True, deterministic=True))(
+        layer, X[:, :3]
+    )
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    assert int(view.cache_index[...]) == 3
+    assert layer.cache_index is None
+
+
 def test_a_rolling_cache_and_a_cache_that_is_full():
     layer = _layer(positions="rotary", mask=aj.masks.window(3, 0))
     full = nnx.jit(lambda layer: layer(X))(layer)
