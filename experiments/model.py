@@ -116,10 +116,10 @@ def loss(model: Model, batch: Arrays, key: Array) -> Float[Array, ""]:
         deterministic=False,
         rngs=nnx.Rngs(dropout=key),
     )
-    return _cross_entropy(logits, batch["target_out"])[0]
+    return cross_entropy(logits, batch["target_out"])[0]
 
 
-def _cross_entropy(
+def cross_entropy(
     logits: Float[Array, "B T vocab"], labels: Int[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the mean over the tokens that are not padding, and how many these are."""
@@ -169,7 +169,7 @@ def _looker(graph: Any) -> Any:
         source, target = batch["source"], batch["target_in"]
         real = source != PAD
         logits = model(source, target, source_mask=real, deterministic=True)
-        value, tokens = _cross_entropy(logits, batch["target_out"])
+        value, tokens = cross_entropy(logits, batch["target_out"])
         weights = model.cross_attention_weights(source, target, source_mask=real)
         logs = jnp.log(jnp.where(weights > 0, weights, 1.0))
         entropy = jnp.mean(-jnp.sum(weights * logs, axis=-1), axis=(0, 2))

@@ -12,6 +12,7 @@ from experiments.studies.cost import Cost
 from experiments.studies.doctor import Doctor
 from experiments.studies.long import Long
 from experiments.studies.positions import Positions
+from experiments.studies.prune import Prune
 from experiments.studies.scaling import Scaling
 from experiments.studies.stability import Stability
 
@@ -23,5 +24,6 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "long": Long,
     "positions": Positions,
     "stability": Stability,
+    "prune": Prune,
     "doctor": Doctor,
 }

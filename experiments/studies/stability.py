@@ -98,8 +98,8 @@ class Stability(StudyOptions):
 
 _QUESTION = (
     "A learning rate that is too high lets the logits of attention grow until the softmax is "
-    "frozen on single keys. How high may it be, and what do the right scale, clipping, normalised queries "
-    "and keys, and a cap on the logits each change?"
+    "frozen on single keys. How high may it be, and what do the right scale, clipping, normalised "
+    "queries and keys, and a cap on the logits each change?"
 )
 _WORDS = 64
 _WIDTH = 64

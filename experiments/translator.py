@@ -1,0 +1,129 @@
+"""Small translation models of the grammar, for studies that do something with a trained one."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import metrics, model
+from experiments.compiling import Executables
+from experiments.corpus import Corpus
+from experiments.progress import Progress
+from experiments.studies.compare import Compare
+from experiments.train import History, Recipe, train
+
+Loss = Callable[[Any, Any, Any], Any]
+_OBSERVATIONS = 10
+
+
+def corpus(seed: int, *, batch_size: int, train_size: int, test_size: int) -> Corpus:
+    """Return English–German sentences of the grammar, the shorter half, all of one shape."""
+    options = Compare(
+        preset="quick", batch_size=batch_size, train_size=train_size, test_size=test_size
+    )
+    return Corpus.load(options.resolved(), seed)
+
+
+def fresh(data: Corpus, size: model.Size) -> model.Model:
+    """Return an untrained Transformer with scaled dot products."""
+    vocabularies = data.source.size, data.target.size
+    return model.build("scaled_dot", size, *vocabularies, seed=data.seed, vary="cross")
+
+
+def teach(
+    untrained: model.Model,
+    data: Corpus,
+    *,
+    steps: int,
+    learning_rate: float,
+    checkpoints: Path,
+    progress: Progress,
+    name: str,
+    executables: Executables,
+    loss: Loss = model.loss,
+    batch_at: Callable[[int], Any] | None = None,
+) -> tuple[model.Model, History]:
+    """Train a model and look at it some ten times; see `experiments.train.train`."""
+
+    def plain(step: int) -> model.Arrays:
+        return model.arrays(data.train[step])
+
+    batch_at = batch_at or plain
+    sources = data.test[0].source
+    return train(
+        untrained,
+        loss,
+        batch_at,
+        Recipe(
+            steps=steps,
+            learning_rate=learning_rate,
+            warmup=min(200, max(1, steps // 5)),
+            observe_every=max(1, steps // _OBSERVATIONS),
+            checkpoint_every=max(100, steps // 5),
+        ),
+        seed=data.seed,
+        observe=lambda trained: look(trained, data.valid),
+        checkpoints=checkpoints,
+        progress=progress,
+        name=name,
+        executables=executables,
+        ahead=[batch_at(0)],
+        besides=[
+            lambda: model.prepare_look(untrained, data.valid[0]),
+            lambda: model.prepare_translate(untrained, sources, longest=_longest(data)),
+        ],
+    )  # fmt: skip
+
+
+def _longest(data: Corpus) -> int:
+    return data.test[0].shape[1]
+
+
+def look(trained: model.Model, batches: Sequence[model.Arrays]) -> dict[str, float]:
+    """Return held-out loss a token, and the entropy of the attention to the source over ln S."""
+    seen = [model.look(trained, batch) for batch in batches]
+    tokens = sum(float(s.tokens) for s in seen)
+    return {
+        name: sum(float(getattr(s, name)) * float(s.tokens) for s in seen) / tokens
+        for name in ("valid_loss", "entropy")
+    }
+
+
+def translations(trained: model.Model, batches: Sequence[Any]) -> dict[int, list[int]]:
+    """Return the greedy translation of each sentence of some batches, by its place in its split."""
+    said = {}
+    for batch in batches:
+        ids = model.translate(trained, batch.source, longest=batch.shape[1])
+        for row, index in enumerate(batch.index.tolist()):
+            if index >= 0:
+                said[index] = ids[row][ids[row] != model.PAD].tolist()
+    return said
+
+
+def quality(trained: model.Model, data: Corpus) -> dict[str, float]:
+    """Return held-out loss a token, and BLEU of the test sentences."""
+    said = translations(trained, data.test)
+    pairs = data.dataset.test
+    spoken = [data.target.decode(said[i]) for i in range(len(pairs))]
+    bleu = metrics.bleu(
+        spoken, [pair.target for pair in pairs], tokenize=data.dataset.bleu_tokenize
+    )
+    return {"valid_loss": look(trained, data.valid)["valid_loss"], "bleu": bleu}
+
+
+def told(trained: model.Model, history: History) -> dict[str, Any]:
+    """Return what is kept of a trained model."""
+    return {
+        "parameters": model.parameters(trained),
+        "observed": history.observed,
+        "loss": history.loss,
+        "gradient_norm": history.gradient_norm,
+        "step_milliseconds": history.step_milliseconds(),
+        "diverged_at": history.diverged_at,
+    }
+
+
+def joined(batches: Sequence[model.Arrays]) -> model.Arrays:
+    """Return several batches of one shape as one."""
+    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
