@@ -30,7 +30,7 @@ def layers(**options):
 
 
 MAKE = {
-    **{f"score {name}": attention(score=name) for name in ("concat", "cosine")},
+    "score": attention(score="cosine"),
     "grouped": attention(num_kv_heads=1, normalize_qk=True, use_bias=False),
     "score object": attention(
         score=aj.scores.temperature(aj.scores.dot(), jnp.array([1.5, 3.0])), mask=PADDING
@@ -39,7 +39,7 @@ MAKE = {
     "table": attention(positions="relative_bias"),
     "scale": attention(score=modules.learned_scale("general", per="layer")),
     "additive": lambda module, **more: module.AdditiveAttention(D, D, 3, **more),
-    "post": layers(cross_score="additive"),
+    "post": layers(cross_score="general"),
     "mean": layers(norm="pre", cross_attention="mean", positions="rotary"),
 }
 

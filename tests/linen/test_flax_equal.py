@@ -18,13 +18,14 @@ from tests.linen.tools import apply, init
 RNG = np.random.default_rng(0)
 X, STATES = (jnp.asarray(RNG.normal(size=(2, n, 12)), jnp.float32) for n in (5, 7))
 CONFIGURATIONS = {
-    "odd": {"num_heads": 3, "qkv_features": 15, "normalize_qk": True},
-    "biased": {"num_heads": 2, "out_features": 5, "bias_init": nn.initializers.normal(1.0)},
-    "unbiased": {
-        "num_heads": 4,
+    "odd": {
+        "num_heads": 3,
+        "qkv_features": 15,
+        "normalize_qk": True,
         "use_bias": False,
         "out_kernel_init": nn.initializers.normal(0.3),
     },
+    "biased": {"num_heads": 2, "out_features": 5, "bias_init": nn.initializers.normal(1.0)},
 }
 
 

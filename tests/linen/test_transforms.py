@@ -113,7 +113,7 @@ def test_dropout_under_scan_differs_from_layer_to_layer():
 
 
 def test_vmap_over_parameters_makes_an_ensemble():
-    layer = MultiHeadAttention(2, score="additive", positions="relative_bias")
+    layer = MultiHeadAttention(2, score="general")
     keys = jax.random.split(jax.random.key(0), 3)
     ensemble = jax.jit(jax.vmap(lambda key: layer.init(key, X)))(keys)
     outs = jax.jit(jax.vmap(lambda v: layer.apply(v, X)))(ensemble)
