@@ -132,7 +132,8 @@ def capture(
         **options: keyword arguments of the call, such as `deterministic=True`.
 
     Returns:
-        A `Capture`, which maps each attention's path to its `Reading`.
+        A `Capture`, which maps each attention's path to its `Reading`; scanned layers have paths
+        with their number, `layers/self_attention[0]`.
 
     Raises:
         ValueError: no attention of ours ran; patterns that match nothing; what does not fit.
@@ -190,7 +191,7 @@ def capture(
             "no attention of attention_jax ran in this model: build it from attention_jax's "
             "modules, give Flax's an attention_fn, or call attend"
         )
-    ordered = dict(sorted(readings.items(), key=lambda item: item[1].facts.order))
+    ordered = _apart(dict(sorted(readings.items(), key=lambda item: item[1].facts.order)))
     for pattern in candidates:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in ordered):
             raise ValueError(f"real: {pattern!r} matches none of {', '.join(ordered)}")
@@ -198,6 +199,22 @@ def capture(
     if rollout:
         rolled = maps.rollout({path: x.mean_map for path, x in ordered.items()})
     return Capture(output, ordered, norms, rolled, bad)
+
+
+def _apart(readings: dict[str, Reading]) -> dict[str, Reading]:
+    """Readings of layers that were scanned come stacked; here they are `path[0]`, `path[1]`, …"""
+    found = {}
+    for path, reading in readings.items():
+        stacked = reading.entropy.ndim - reading.facts.batch_axes - 2
+        if not stacked:
+            found[path] = reading
+            continue
+        layers = {
+            f"{path}[{i}]": jax.tree.map(lambda x, i=i: x[i], reading)
+            for i in range(reading.entropy.shape[0])
+        }
+        found |= _apart(layers)
+    return found
 
 
 def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) -> tuple[Any, ...]:
@@ -339,4 +356,5 @@ def _facts(request: Request, kind: str, order: int) -> Facts:
     )
     mask = None if request.mask is None else repr(request.mask)
     dtype = np.dtype(request.query.dtype).name
-    return Facts(kind, order, repr(score), mask, scale, depth, dtype, plan.implementation)
+    axes = len(request.layout.batch)
+    return Facts(kind, order, repr(score), mask, scale, depth, dtype, plan.implementation, axes)

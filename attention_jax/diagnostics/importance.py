@@ -27,6 +27,7 @@ class _Gates:
     open: Any
     kind: str = static()
     order: int = static()
+    axes: int = static()
 
 
 class _Task(NamedTuple):
@@ -46,7 +47,8 @@ class _Task(NamedTuple):
                 gate = gates[order].astype(result.out.dtype)[..., None, :, None]
                 gate = gate.reshape((1,) * (result.out.ndim - gate.ndim) + gate.shape)
                 result = result._replace(out=result.out * gate)
-            return result, _Gates(jnp.ones((*layout.batch, layout.N), jnp.float32), kind, order)
+            gates_of_all = jnp.ones((*layout.batch, layout.N), jnp.float32)
+            return result, _Gates(gates_of_all, kind, order, gates_of_all.ndim)
 
         watch = flavours.Watch(look)
         output, kept = flavours.run(self.model, watch, self.method, self.args, self.options)
@@ -57,6 +59,12 @@ class _Task(NamedTuple):
         found = jax.eval_shape(lambda: self.run(None)[1])
         if not found:
             raise ValueError("no attention of attention_jax ran in this model")
+        for path, part in found.items():
+            if part.open.ndim != part.axes:
+                raise NotImplementedError(
+                    f"{path}: the heads of scanned layers are not told apart; build the model with "
+                    "scan_layers=False"
+                )
         return dict(sorted(found.items(), key=lambda item: item[1].order))
 
 

@@ -21,6 +21,7 @@ class Facts(NamedTuple):
         depth: H, the query's depth.
         dtype: the query's dtype.
         implementation: the kernel that the plan would choose.
+        batch_axes: how many axes `*B` has.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Facts(NamedTuple):
     depth: int
     dtype: str
     implementation: str
+    batch_axes: int
 
 
 @jax.tree_util.register_dataclass

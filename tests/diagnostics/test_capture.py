@@ -8,9 +8,14 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax.attend import make_request
-from attention_jax.diagnostics import capture, diagnose, rollout
+from attention_jax.diagnostics import capture, diagnose, rollout, silence_heads
 from attention_jax.diagnostics.measure import run
-from attention_jax.nnx import AdditiveAttention, MultiHeadAttention, Transformer
+from attention_jax.nnx import (
+    AdditiveAttention,
+    MultiHeadAttention,
+    Transformer,
+    TransformerEncoder,
+)
 
 RNG = np.random.default_rng(0)
 SOURCE, TARGET = RNG.integers(1, 11, (3, 7)), RNG.integers(1, 11, (3, 5))
@@ -201,3 +206,16 @@ def test_mistakes_are_named():
         capture(lambda x: aj.attend(x, x, x), x[..., None], loss=jnp.sum)
     with pytest.raises(ValueError, match="variables are for Linen"):
         capture(layer, x, variables={})
+
+
+def test_scanned_layers_are_told_apart():
+    model = TransformerEncoder(2, 2, 8, 8, scan_layers=True, remat=True, rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+    found = capture(model, x, weights=True)
+    assert list(found) == ["layers/self_attention[0]", "layers/self_attention[1]"]
+    for reading in found.values():
+        assert reading.entropy.shape == (2, 2, 5)
+        check_rows(reading, reading.weights)
+    assert not np.allclose(*(r.entropy for r in found.values()))
+    with pytest.raises(NotImplementedError, match="scan_layers=False"):
+        silence_heads(model, x, heads={"layers/self_attention": [0]})
