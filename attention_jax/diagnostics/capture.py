@@ -202,7 +202,7 @@ def capture(
 
 
 def _apart(readings: dict[str, Reading]) -> dict[str, Reading]:
-    """Readings of layers that were scanned come stacked; here they are `path[0]`, `path[1]`, …"""
+    """Readings of layers that were scanned come stacked; here they are `path[0]`, `path[1]`."""
     found = {}
     for path, reading in readings.items():
         stacked = reading.entropy.ndim - reading.facts.batch_axes - 2
