@@ -173,6 +173,10 @@ def test_a_wide_beam_finds_the_best_of_all_sentences(alpha):
     tokens, scores = beam_decode(
         model, prompts, eos=eos, max_length=length, num_beams=25, length_penalty=alpha, pad=eos
     )
+    compiled = decode._beams._cache_size()
+    other = {"eos": 3, "max_length": length, "num_beams": 25, "length_penalty": alpha + 0.5}
+    beam_decode(_language(positions="rotary"), prompts + 0, **other)
+    assert decode._beams._cache_size() == compiled, "another end, penalty and model of one kind"
     every = np.stack(np.meshgrid(*[np.arange(5)] * length, indexing="ij"), -1).reshape(-1, length)
     for prompt, found, score in zip(prompts, tokens, scores, strict=True):
         log_p = _log_probability(model, prompt, every)
