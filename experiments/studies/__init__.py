@@ -9,6 +9,7 @@ from experiments.options import StudyOptions
 from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
+from experiments.studies.distill import Distill
 from experiments.studies.doctor import Doctor
 from experiments.studies.long import Long
 from experiments.studies.positions import Positions
@@ -23,7 +24,8 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "bench": Bench,
     "long": Long,
     "positions": Positions,
-    "stability": Stability,
+    "distill": Distill,
     "prune": Prune,
+    "stability": Stability,
     "doctor": Doctor,
 }

@@ -1,0 +1,164 @@
+"""What a student learns from besides the references: a teacher's logits, its maps, its sentences.
+
+    none              loss = CE(references)
+    logits            loss = ½ CE(references) + ½ τ² KL(teacher ‖ student), of softened predictions
+    logits and maps   as logits, + mean over attentions and rows of KL(teacher's map ‖ student's)
+    sequences         loss = CE(the teacher's greedy translations)
+
+A layer of the student learns from the last of its share of the teacher's layers.
+
+References:
+    Hinton et al. 2015, arXiv 1503.02531, eq. 2 (logits).
+    Jiao et al. 2020, "TinyBERT", arXiv 1909.10351 (maps and which layer learns from which).
+    Kim and Rush 2016, arXiv 1606.07947, §3.2 (sequences; there by beam search).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from attention_jax.diagnostics import flavours
+from attention_jax.distillation import attention_divergence, logit_distillation
+from experiments import model
+from experiments.compiling import Executables, compiler_options
+from experiments.corpus import Corpus
+from experiments.data import BOS, PAD, Batch, eval_batches
+from experiments.translator import Loss, translations
+
+WAYS = ("none", "logits", "logits and maps", "sequences")
+_AT_ONCE = 64  # sentences that the teacher translates at once
+_EXECUTABLES = Executables()
+
+
+def observed(student: model.Model, batch: model.Arrays) -> tuple[Array, dict[str, Any]]:
+    """Return the logits, and query, key and mask of each attention by its path."""
+
+    def look(request: Any, run: Callable[[Any], Any], kind: str, order: int) -> tuple[Any, Any]:
+        del kind, order
+        kept = {"query": request.query, "key": request.key, "mask": request.mask}
+        return run(request), kept
+
+    parts = flavours.take_apart(student, None)
+    real = batch["source"] != PAD
+    inputs = batch["source"], batch["target_in"]
+    flags = {"source_mask": real, "deterministic": True}
+    return flavours.run(parts, flavours.Watch(look), None, inputs, flags)
+
+
+def shown(teacher: model.Model, batch: model.Arrays, *, maps: bool) -> dict[str, Any]:
+    """Return the teacher's logits for a batch and, if asked for, its queries and keys."""
+    graph, state = nnx.split(teacher)
+
+    def jitted() -> Any:
+        def compute(state: Any, batch: model.Arrays) -> dict[str, Any]:
+            logits, kept = observed(nnx.merge(graph, state), batch)
+            if not maps:
+                return {"logits": logits}
+            looks = {path: {k: x[k] for k in ("query", "key")} for path, x in kept.items()}
+            return {"logits": logits, "maps": looks}
+
+        return jax.jit(compute, compiler_options=compiler_options())
+
+    return _EXECUTABLES.get(("shown", graph, maps), jitted, (state, batch))(state, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """The loss of a student that is shown what its teacher makes of a batch.
+
+    Attributes:
+        temperature: τ, of the predictions.
+        maps_weight: the weight of the maps' divergence, where there are maps.
+        deeper: how many layers of the teacher there are for each of the student's.
+    """
+
+    temperature: float
+    maps_weight: float
+    deeper: int
+
+    def __call__(self, student: model.Model, batch: model.Arrays, key: Array) -> Array:
+        """Return the loss, in nats a token."""
+        del key
+        logits, kept = observed(student, batch)
+        real = jnp.asarray(batch["target_out"]) != PAD
+        hard, _ = model.cross_entropy(logits, batch["target_out"])
+        teacher = batch["teacher"]
+        soft = logit_distillation(
+            teacher["logits"], logits, temperature=self.temperature, where=real
+        )
+        total = (hard + soft) / 2
+        if "maps" in teacher:
+            rows = {"encoder": jnp.asarray(batch["source"]) != PAD, "decoder": real}
+            apart = [
+                self._apart(teacher["maps"], path, own, rows[path.split("/")[0]])
+                for path, own in kept.items()
+            ]
+            total = total + self.maps_weight * sum(apart) / len(apart)
+        return total
+
+    def _apart(self, maps: Mapping[str, Any], path: str, own: Any, real: Array) -> Array:
+        """Return how far one attention's map is from its teacher's, the mean over real rows."""
+        side, layers, layer, name = path.split("/")
+        its = maps["/".join([side, layers, str((int(layer) + 1) * self.deeper - 1), name])]
+        apart = attention_divergence(
+            (its["query"], its["key"]),
+            (own["query"], own["key"]),
+            teacher_mask=own["mask"],
+            student_mask=own["mask"],
+        )
+        counts = jnp.broadcast_to(real[:, None], apart.shape)
+        return jnp.sum(jnp.where(counts, apart, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+
+
+def lesson(
+    way: str,
+    data: Corpus,
+    *,
+    teacher: model.Model | None,
+    said: Mapping[int, Sequence[int]],
+    loss: Distillation,
+) -> tuple[Loss, Callable[[int], Any]]:
+    """Return the loss of one of `WAYS`, and the batch of each step.
+
+    Args:
+        way: one of `WAYS`.
+        data: the corpus.
+        teacher: the trained teacher, where the way needs its logits.
+        said: its translations of the training sentences, where the way needs them.
+        loss: the loss of the ways with logits.
+    """
+    if way == "none":
+        return model.loss, lambda step: model.arrays(data.train[step])
+    if way == "sequences":
+        return model.loss, lambda step: model.arrays(retold(data.train[step], said))
+    assert teacher is not None
+
+    def with_teacher(step: int) -> dict[str, Any]:
+        batch = model.arrays(data.train[step])
+        return {**batch, "teacher": shown(teacher, batch, maps=way == "logits and maps")}
+
+    return loss, with_teacher
+
+
+def all_translations(teacher: model.Model, data: Corpus) -> dict[int, list[int]]:
+    """Return the teacher's translations of all training sentences."""
+    learn, shapes = data.train.data, data.train.shapes
+    return translations(teacher, eval_batches(learn, batch_size=_AT_ONCE, shapes=shapes))
+
+
+def retold(batch: Batch, said: Mapping[int, Sequence[int]]) -> Batch:
+    """Return a batch with other translations: ``said`` by the sentences' places in their split."""
+    target_in, target_out = np.full_like(batch.target_in, PAD), np.full_like(batch.target_out, PAD)
+    for row, index in enumerate(batch.index.tolist()):
+        ids = list(said[index])
+        target_out[row, : len(ids)] = ids
+        target_in[row, : len(ids)] = [BOS, *ids[:-1]][: len(ids)]
+    return dataclasses.replace(
+        batch, target_in=target_in, target_out=target_out, target_mask=target_out != PAD
+    )

@@ -1,0 +1,107 @@
+"""The study of distillation: what a student is shown, and the report."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments import distilling, model
+from experiments.__main__ import main
+from experiments.data import BOS, EOS, Batch
+from experiments.studies import distill
+
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
+
+def test_the_command_line_knows_every_way():
+    assert distill.WAYS == distilling.WAYS
+
+
+def made():
+    """A batch of two short sentences, the second one shorter."""
+    source = np.array([[5, 6, 7, EOS], [8, EOS, 0, 0]], np.int32)
+    out = np.array([[6, 7, EOS], [9, EOS, 0]], np.int32)
+    target = np.array([[BOS, 6, 7], [BOS, 9, 0]], np.int32)
+    return Batch(source, target, out, source != 0, out != 0, np.array([3, 1], np.int32))
+
+
+def test_a_batch_is_retold_in_the_teachers_words():
+    told = distilling.retold(made(), {3: [7, EOS], 1: [6, 6, 6]})
+    np.testing.assert_array_equal(told.target_out, [[7, EOS, 0], [6, 6, 6]])
+    np.testing.assert_array_equal(told.target_in, [[BOS, 7, 0], [BOS, 6, 6]])
+    np.testing.assert_array_equal(told.target_mask, [[1, 1, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(told.source, made().source)
+    # Nothing said, not even an end.
+    assert not distilling.retold(made(), {3: [], 1: [6]}).target_mask[0].any()
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
+    sizes = {"layers": 1, "heads": 2, "features": 8, "mlp_features": 8}
+    vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
+    teacher = model.build("scaled_dot", model.Size(**sizes), seed=0, **vary)
+    batch = model.arrays(made())
+    batch["teacher"] = distilling.shown(teacher, batch, maps=True)
+    graph, state = nnx.split(teacher)
+
+    @jax.jit
+    def losses(state, batch):
+        student = nnx.merge(graph, state)
+        plain = {**batch, "teacher": {"logits": batch["teacher"]["logits"]}}
+        loss = distilling.Distillation(temperature=2.0, maps_weight=10.0, deeper=1)
+        key = jax.random.key(0)
+        return loss(student, batch, key), loss(student, plain, key), model.loss(student, batch, key)
+
+    maps, logits, references = (float(x) for x in losses(state, batch))
+    # Nothing but half the loss on the references is left, and every map is its own.
+    assert logits == pytest.approx(references / 2, rel=1e-4)
+    assert maps == pytest.approx(logits, abs=1e-4)
+    other, _ = nnx.split(model.build("scaled_dot", model.Size(**sizes), seed=1, **vary))
+    assert other == graph
+    _, shifted = nnx.split(model.build("scaled_dot", model.Size(**sizes), seed=1, **vary))
+    maps, logits, references = (float(x) for x in losses(shifted, batch))
+    assert logits > references / 2 + 1e-3
+    assert maps > logits + 1e-3
+
+
+def test_the_study_teaches_and_reports(tmp_path):
+    folder = tmp_path / "run"
+    ways = ["none", "logits and maps", "sequences"]
+    small = (
+        "--preset quick --steps 6 --teacher-steps 6 --batch-size 8 --teacher-features 16 "
+        "--features 8 --heads 2 --train-size 40 --test-size 12"
+    )
+    assert main(["distill", *small.split(), "--ways", *ways, "--out", str(folder)]) == 0
+    document = json.loads((folder / "results.json").read_text())
+    assert document["status"] == "finished"
+    summary = document["summary"]
+    assert list(summary) == ["teacher", *ways]
+    assert summary["teacher"]["parameters"] > 2 * summary["none"]["parameters"]
+    models = {m["way"]: m for m in document["models"]}
+    starts = [models[way]["observed"][0]["valid_loss"] for way in ways]
+    assert starts == [starts[0]] * 3  # all students start alike
+    assert len({models[way]["valid_loss"] for way in ways}) == 3  # and learn otherwise
+    assert all(len(m["loss"]) == 6 and m["diverged_at"] is None for m in models.values())
+    assert not list((folder / "checkpoints").iterdir())
+    page = (folder / "report.html").read_text()
+    assert page.count("<img") == 3
+    for words in ("1606.07947", "other data, other scale: compare the shape", "quick: one seed"):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ways", "map"], ["--ways", "'map'", "logits and maps"]),
+        (["--temperature", "0"], ["--temperature", "positive"]),
+        (["--layers", "3"], ["--teacher-layers", "2", "3"]),
+        (["--features", "12"], ["--features", "12", "--heads"]),
+    ],
+)
+def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
+    assert main(["distill", *arguments, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(word in error for word in words)
+    assert not (tmp_path / "run").exists()
