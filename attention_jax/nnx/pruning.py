@@ -34,7 +34,7 @@ def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]
     every query head gets a key/value head of its own.
 
     Args:
-        model: any NNX model with `MultiHeadAttention`s in it, or one of them; it stays as it is.
+        model: a `MultiHeadAttention`, or any NNX model that has some; it stays as it is.
         heads: for each attention by path, as `capture` names them, the heads that go; for a single
             attention the heads alone.
 
@@ -73,7 +73,7 @@ def merge_similar_heads(model: Model, similarity: Any, *, threshold: float = 0.9
     sum has no higher rank, the output is the same.
 
     Args:
-        model: any NNX model with `MultiHeadAttention`s in it, or one of them; it stays as it is.
+        model: a `MultiHeadAttention`, or any NNX model that has some; it stays as it is.
         similarity: for each attention by path `[*B, N, N]`, or a `Capture` made with
             `similarity=True`; for a single attention the array alone.
         threshold: from which cosine on two heads are alike.
