@@ -30,7 +30,13 @@ class Tiling(NamedTuple):
 
 
 # Blocks to choose from, with the measured time of a pair relative to the first.
-_CPU_BLOCKS: dict[Block, float] = {(512, 1024): 1.0, (512, 512): 1.02, (256, 256): 1.25}
+_CPU_BLOCKS: dict[Block, float] = {
+    (512, 1024): 1.0,
+    (512, 512): 1.02,
+    (256, 256): 1.25,
+    (128, 128): 1.4,
+    (64, 64): 2.1,
+}
 _DATA_BLOCK = (512, 512)  # for masks whose map is known only at run time
 _VECTORISED_BLOCK = (256, 256)  # one plane for each example and head at once
 _LARGEST_MAP = 2**20  # blocks up to which a map is drawn only to choose a size
