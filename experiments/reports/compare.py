@@ -19,6 +19,7 @@ from experiments.report import (
     memory,
 )
 from experiments.reports import compare_figures
+from experiments.reports.compare_models import besides
 from experiments.reports.compare_published import published_tables
 
 Results = Mapping[str, Any]
@@ -29,7 +30,7 @@ def build(results: Results, folder: Path) -> Report:
     pictures = compare_figures.draw(results, folder)
     data, settings = results["data"], results["settings"]
     depth = settings["features"] // settings["heads"]
-    itself = _itself(settings)
+    itself = besides(settings)
     return Report(
         title="How a translator looks at its source",
         question=results["question"],
@@ -113,25 +114,6 @@ def _warnings(results: Results) -> list[str]:
         for score, row in results["summary"].items()
         if any(step is not None for step in row["diverged_at"])
     ]
-
-
-def _itself(settings: Mapping[str, Any]) -> str:
-    """Return what there is in the models besides the attention that is compared."""
-    if settings["model"] == "gru":
-        near = " near a predicted position (local-p)" if settings["location"] == "local-p" else ""
-        return (
-            "Encoder and decoder are recurrent (GRU). Additive attention comes before the "
-            f"decoder's step, as Bahdanau's, every other one after it, as Luong's{near}."
-        )
-    if settings["vary"] == "cross":
-        return (
-            "Self-attention is the scaled dot product in all of them: only the decoder's way of "
-            "looking at the source differs."
-        )
-    return (
-        "Self-attention has the model's own score too (the scaled dot product where there is no "
-        "attention to the source)."
-    )
 
 
 def _answer(results: Results, depth: int) -> list[str]:
