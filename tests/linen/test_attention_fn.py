@@ -292,11 +292,11 @@ def test_equal_options_make_equal_functions(attention_fn):
 
 OPTIONS = {
     "plain": {},
-    "window": {"mask": aj.masks.window(2, 0)},
-    "distance": {
+    "placed": {
+        "mask": aj.masks.window(2, 0),
         "score": aj.scores.custom(
-            lambda q, k, t, s: q @ k.T - 0.3 * (t[:, None] - s[None]).astype(q.dtype)
-        )
+            lambda q, k, t, s: q @ k.T - 0.3 * jnp.abs(t[:, None] - s[None]).astype(q.dtype)
+        ),
     },
 }
 
