@@ -30,16 +30,20 @@ def layers(**options):
 
 
 MAKE = {
-    "score": attention(score="cosine"),
-    "grouped": attention(num_kv_heads=1, normalize_qk=True, use_bias=False),
+    "score and table": attention(score="cosine", positions="relative_bias"),
+    "grouped": attention(
+        num_kv_heads=1,
+        normalize_qk=True,
+        use_bias=False,
+        value_features=6,
+        fused_qkv=True,
+        out_features=3,
+    ),
     "score object": attention(
         score=aj.scores.temperature(aj.scores.dot(), jnp.array([1.5, 3.0])), mask=PADDING
     ),
-    "values": attention(value_features=6, fused_qkv=True, out_features=3),
-    "table": attention(positions="relative_bias"),
     "scale": attention(score=modules.learned_scale("general", per="layer")),
     "additive": lambda module, **more: module.AdditiveAttention(D, D, 3, **more),
-    "post": layers(cross_score="general"),
     "mean": layers(norm="pre", cross_attention="mean", positions="rotary"),
 }
 
