@@ -20,6 +20,10 @@ CAUSAL = nn.make_causal_mask(X[..., 0])
 FLAVOURS = {"nnx": our_nnx.attention_fn, "linen": our_linen.attention_fn}
 
 
+# What both flavours share is looked at in one of them.
+once = pytest.mark.parametrize("attention_fn", [our_linen.attention_fn], ids=["linen"])
+
+
 @pytest.fixture(params=FLAVOURS)
 def attention_fn(request):
     return FLAVOURS[request.param]
@@ -88,6 +92,7 @@ def test_flax_s_module_gives_flax_s_numbers_with_flax_s_masks(attention_fn):
     close(slope, wanted, rtol=1e-4, atol=1e-4)
 
 
+@once
 def test_options_hold_in_every_call(attention_fn):
     weight = jax.random.normal(jax.random.key(1), (N, 4, 4))
     bias = jnp.zeros((T, T)).at[:, 0].set(2.0)
@@ -117,6 +122,7 @@ def test_options_hold_in_every_call(attention_fn):
         attention_fn(implementation="dense", block_size=2)(query, key, value)
 
 
+@once
 def test_mask_objects_and_bias_objects_may_be_given_in_the_call(attention_fn):
     ours = Layer(attention_fn, attention_fn=attention_fn())
     close(ours(mask=aj.masks.causal()), ours(mask=CAUSAL))
@@ -126,6 +132,7 @@ def test_mask_objects_and_bias_objects_may_be_given_in_the_call(attention_fn):
     close(fn(query, query, value, aj.positions.array_bias(bias)), fn(query, query, value, bias))
 
 
+@once
 def test_a_query_that_sees_nothing_gets_the_output_s_bias_alone(attention_fn):
     ours = Layer(
         attention_fn, attention_fn=attention_fn(), out_bias_init=nn.initializers.constant(3.0)
@@ -134,6 +141,7 @@ def test_a_query_that_sees_nothing_gets_the_output_s_bias_alone(attention_fn):
     close(ours(mask=mask)[:, 2], 3.0)
 
 
+@once
 def test_a_number_that_is_neither_0_nor_1_is_refused_or_loud(attention_fn):
     fn, x = attention_fn(), jnp.ones((T, N, 4))
     for bad in (-jnp.inf, 0.5, 2.0, jnp.nan):
@@ -190,6 +198,7 @@ def test_dropout_is_flax_s_to_rule(attention_fn):
     assert not np.allclose(first, plain)
 
 
+@once
 def test_dropout_is_shared_over_batch_and_heads_as_flax_has_it_by_default(attention_fn):
     fn, S = attention_fn(), 64
     query, key = jnp.zeros((B, 16, N, 4)), jnp.zeros((B, S, N, 4))
@@ -213,6 +222,7 @@ def test_dropout_is_shared_over_batch_and_heads_as_flax_has_it_by_default(attent
     )
 
 
+@once
 def test_dtype_and_precision_reach_the_engine(attention_fn):
     fn = attention_fn()
     query, key, value = jax.random.normal(jax.random.key(0), (3, T, N, 4))
@@ -275,6 +285,7 @@ def test_what_promotes_dtypes_is_called():
     assert (out.dtype, seen) == (jnp.float16, [jnp.float32])
 
 
+@once
 def test_equal_options_make_equal_functions(attention_fn):
     bias = jnp.ones((T, T))
     first, second = (attention_fn(mask=aj.masks.causal(), bias=bias) for _ in range(2))
