@@ -94,9 +94,10 @@ def _slopes(ax: Any, lengths: Sequence[int]) -> None:
             right = first * (high / 1.5 / start) ** (1 / power)
             end = high / 1.5
         ax.plot([first, right], [start, end], color="#9aa1a9", linewidth=0.9, linestyle=":")
+        middle = (first * right) ** 0.5
         ax.annotate(
-            words, (right, end), xytext=(-2, 3), textcoords="offset points", fontsize=7.5,
-            color="#6b7280", ha="right",
+            words, (middle, start * (middle / first) ** power), fontsize=7.5, color="#6b7280",
+            ha="center", va="center", bbox={"fc": "white", "ec": "none", "pad": 0.8},
         )  # fmt: skip
 
 

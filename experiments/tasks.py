@@ -1,6 +1,6 @@
 """Tasks that separate ways to look, made from a key: what is told, and what is asked about it.
 
-    recall     pairs (key, value), then keys: what was the value of each
+    recall     pairs (key, value), then keys, all different in the pairs: the value of each
     max        (priority, class) in any order: which class has the greatest priority
     listops    an expression: its value
     copy       a list: say it again
@@ -59,9 +59,11 @@ def _open(answers: np.ndarray) -> np.ndarray:
 
 
 def _recall(rng: np.random.Generator, size: int, length: int) -> Problems:
-    made = recall.batch(rng, size=size, pairs=length, queries=max(length // 3, 1), words=WORDS)
-    told = np.stack([made["keys"], made["values"] + 1], axis=-1)
-    return Problems(told, made["asked"], made["answers"])
+    queries, words = answers_of("recall", length), max(length, _CLASSES)
+    made = recall.batch(rng, size=size, pairs=length, queries=queries, words=words)
+    classes = rng.integers(_CLASSES, size=(size, words))  # of each value, so that few are said
+    values, answers = (np.take_along_axis(classes, made[n], 1) for n in ("values", "answers"))
+    return Problems(np.stack([made["keys"], values + 1], axis=-1), made["asked"], answers)
 
 
 def _max(rng: np.random.Generator, size: int, length: int) -> Problems:
@@ -100,7 +102,7 @@ TASKS: dict[str, Callable[[np.random.Generator, int, int], Problems]] = {
     "sort": _list(lambda x: np.sort(x, axis=1)),
 }
 # What an answer drawn blindly is right in, at the best.
-CHANCE = {"recall": 1 / WORDS, **dict.fromkeys(("max", "listops", "copy", "reverse", "sort"), 0.1)}
+CHANCE = dict.fromkeys(TASKS, 1 / _CLASSES)
 LEAST = {"listops": 4, "max": 1}  # the least length, 1 for the others
 
 

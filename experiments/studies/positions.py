@@ -58,7 +58,7 @@ class Positions(StudyOptions):
             "tasks": ("max",), "ratios": (1, 2, 4), "steps": 160, "batch_size": 32, "seeds": 1,
         },
         "default": {
-            "tasks": ("max", "sort", "copy"), "ratios": (1, 2, 4, 8), "steps": 500,
+            "tasks": ("max", "sort", "copy"), "ratios": (1, 2, 4, 8), "steps": 400,
             "batch_size": 32, "seeds": 1,
         },
         "full": {
