@@ -21,8 +21,9 @@ def corpus(seed: int, *, batch_size: int, train_size: int, test_size: int) -> Co
     """Return English–German sentences of the grammar, the shorter half, all of one shape."""
     options = Compare(
         preset="quick", batch_size=batch_size, train_size=train_size, test_size=test_size
-    )
-    return Corpus.load(options.resolved(), seed)
+    ).resolved()
+    assert isinstance(options, Compare)
+    return Corpus.load(options, seed)
 
 
 def fresh(data: Corpus, size: model.Size) -> model.Model:
@@ -63,7 +64,7 @@ def teach(
             checkpoint_every=max(100, steps // 5),
         ),
         seed=data.seed,
-        observe=lambda trained: look(trained, data.valid),
+        observe=lambda trained: dict(look(trained, data.valid)),
         checkpoints=checkpoints,
         progress=progress,
         name=name,
