@@ -56,6 +56,7 @@ _SPARE: list[tuple[str, Any]] = [
     ("#111827", "-"),
     ("#e69f00", ":"),
     ("#a3153f", "--"),
+    ("#8b5a2b", "-"),
 ]
 _LOOK = {
     "font.family": "sans-serif",
