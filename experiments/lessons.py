@@ -37,8 +37,12 @@ def teach(
     name: str,
     executables: Any,
     besides: Sequence[Callable[[], Any]] = (),
-) -> tuple[Reader, History]:
+) -> tuple[Any, History]:
     """Train ``model`` and look at it some ten times; see `experiments.train.train`."""
+
+    def observe(model: Any) -> dict[str, float | None]:
+        return dict(reader.look(model, held_out))
+
     recipe = Recipe(
         steps=steps,
         learning_rate=learning_rate,
@@ -46,13 +50,14 @@ def teach(
         observe_every=max(1, steps // 10),
         checkpoint_every=max(100, steps // 5),
     )
+    loss: Any = reader.loss
     trained, history = train(
         model,
-        reader.loss,
+        loss,
         batch_at,
         recipe,
         seed=seed,
-        observe=lambda model: dict(reader.look(model, held_out)),
+        observe=observe,
         checkpoints=checkpoints,
         progress=progress,
         name=name,
