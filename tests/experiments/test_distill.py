@@ -65,19 +65,30 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     assert maps > logits + 1e-3
 
 
+def test_a_layer_learns_from_the_last_of_its_share_of_the_teachers_layers():
+    look = {"query": jax.random.normal(jax.random.key(0), (1, 3, 2, 4)), "mask": None}
+    look["key"] = look["query"]
+    paths = [f"encoder/layers/{layer}/self_attention" for layer in range(2)]
+    loss = distilling.Distillation(temperature=1.0, maps_weight=1.0, deeper=2)
+    apart = loss._apart({paths[1]: look}, paths[0], look, np.ones((1, 3), bool))
+    assert float(apart) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(KeyError, match="layers/1"):
+        loss._apart({paths[0]: look}, paths[0], look, np.ones((1, 3), bool))
+
+
 def test_the_study_teaches_and_reports(tmp_path):
     folder = tmp_path / "run"
     ways = ["none", "logits and maps", "sequences"]
     small = (
         "--preset quick --steps 6 --teacher-steps 6 --batch-size 8 --teacher-features 16 "
-        "--features 8 --heads 2 --train-size 40 --test-size 12"
+        "--teacher-layers 1 --features 8 --heads 2 --train-size 40 --test-size 12"
     )
     assert main(["distill", *small.split(), "--ways", *ways, "--out", str(folder)]) == 0
     document = json.loads((folder / "results.json").read_text())
     assert document["status"] == "finished"
     summary = document["summary"]
     assert list(summary) == ["teacher", *ways]
-    assert summary["teacher"]["parameters"] > 2 * summary["none"]["parameters"]
+    assert summary["teacher"]["parameters"] > 1.5 * summary["none"]["parameters"]
     models = {m["way"]: m for m in document["models"]}
     starts = [models[way]["observed"][0]["valid_loss"] for way in ways]
     assert starts == [starts[0]] * 3  # all students start alike
