@@ -97,7 +97,7 @@ def _slopes(ax: Any, lengths: Sequence[int]) -> None:
         middle = (first * right) ** 0.5
         ax.annotate(
             words, (middle, start * (middle / first) ** power), fontsize=7.5, color="#6b7280",
-            ha="center", va="center", bbox={"fc": "white", "ec": "none", "pad": 0.8},
+            ha="center", va="center", zorder=1, bbox={"fc": "white", "ec": "none", "pad": 0.8},
         )  # fmt: skip
 
 
