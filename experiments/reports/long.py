@@ -21,8 +21,8 @@ _TASKS = {
     "sort": "sorting",
 }
 _LINEAR = 1.25  # up to this exponent a cost is called linear
-# A model that is right this often has learnt its task.
-_LEARNT = 0.9
+# Where the best is right less often, the task is not learnt.
+_LEARNT = 0.6
 
 
 def build(results: Results, folder: Path) -> Report:

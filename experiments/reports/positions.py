@@ -32,7 +32,7 @@ WORDS = {
     "shaw": "Shaw",
     "transformer-xl": "Transformer-XL",
 }
-# A model that is right this often at the trained length has learnt its task.
+# A model that is right this often at the trained length has learnt something to carry over.
 _LEARNT = 0.6
 
 
