@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,21 +32,20 @@ class Bench(StudyOptions):
     cases: tuple[str, ...] = ()
     """Names of the cases to measure; all of the preset when not given."""
     rounds: int | None = None
-    """Interleaved rounds that each median is over."""
+    """Interleaved rounds that each median is over; --seeds repeats them, and takes the median of
+    those."""
 
     study: ClassVar[str] = "bench"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"rounds": 3, "seeds": 1},
         "default": {"rounds": 5, "seeds": 1},
-        "full": {"rounds": 11, "seeds": 1},
+        "full": {"rounds": 11, "seeds": 3},
     }
 
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
         check_positive(flag("rounds"), self.rounds)
-        if self.seeds not in (None, 1):
-            raise UsageError(f"--seeds {self.seeds}: times do not depend on the seed; use --rounds")
 
     def run(self) -> Path:
         """Check the kernels, measure the cases and write the report."""
@@ -64,7 +64,7 @@ class Bench(StudyOptions):
             if not any(faults.values()):
                 for case in chosen:
                     with progress.piece(case.name, 1) as piece:
-                        work = functools.partial(_measure, case, self.rounds)
+                        work = functools.partial(_measure, case, self.rounds, self.seeds)
                         measured.append(folder.cell(f"case-{case.name}", work))
                         piece.advance(_short(measured[-1]))
             return folder.conclude(
@@ -117,7 +117,7 @@ def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
     return {"fault": None}
 
 
-def _measure(case: Any, rounds: int) -> dict[str, Any]:
+def _measure(case: Any, rounds: int, repeats: int) -> dict[str, Any]:
     """Return times, temporaries, compile times and verdicts of one case."""
     from experiments.measure import interleaved
 
@@ -126,7 +126,9 @@ def _measure(case: Any, rounds: int) -> dict[str, Any]:
         prepared = {name: prepare(which) for name, prepare in case.contestants.items()}
         calls = {name: p.call for name, p in prepared.items()}
         passes[which] = {
-            "milliseconds": interleaved(calls, rounds=rounds) if case.run else {},
+            "milliseconds": _merged(
+                [interleaved(calls, rounds=rounds) for _ in range(repeats if case.run else 0)]
+            ),
             "temporaries": {name: p.temporaries for name, p in prepared.items()},
             "compile_seconds": {name: p.compile_seconds for name, p in prepared.items()},
         }
@@ -134,6 +136,15 @@ def _measure(case: Any, rounds: int) -> dict[str, Any]:
         gc.collect()
     rows = [row for which in passes for row in _verdicts(case, which, passes[which])]
     return {"name": case.name, "title": case.title, "passes": passes, "rows": rows}
+
+
+def _merged(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the median of the medians, the lowest and the highest of all, by contestant."""
+    merge = {"median": statistics.median, "low": min, "high": max}
+    return {
+        name: {key: how(one[name][key] for one in passes) for key, how in merge.items()}
+        for name in (passes[0] if passes else {})
+    }
 
 
 def _verdicts(case: Any, which: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
