@@ -67,7 +67,7 @@ class Long(StudyOptions):
     study: ClassVar[str] = "long"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "lengths": (512, 2048, 8192), "passes": ("forward",), "rounds": 3, "seeds": 1,
+            "lengths": (512, 4096), "passes": ("forward",), "rounds": 3, "seeds": 1,
             "tasks": ("recall",), "trained": ("full", "window", "linear-elu"),
             "places": 32, "steps": 160, "batch_size": 32,
         },
