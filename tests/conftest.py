@@ -19,7 +19,7 @@ import pytest  # noqa: E402
 # Tracing makes and drops many objects; collecting cycles as often as Python does by itself takes a
 # fifth of the tests' time.
 gc.freeze()
-gc.set_threshold(100_000, 20, 20)
+gc.set_threshold(50_000, 10, 10)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,3 +48,40 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:Do not use the `random` module inside strategies"
     )
+
+
+# By the start of their names: tests that take long for what they add to others here. The README's
+# command leaves them out; `-m thorough` runs them, and so does CI.
+THOROUGH = (
+    "distillation/test_divergence.py",
+    "experiments/test_bench.py::test_it_measures",
+    "experiments/test_bench.py::test_of_a_wrong_kernel",
+    "experiments/test_cost.py::test_the_study",
+    "experiments/test_distill.py::test_a_student",
+    "experiments/test_distill.py::test_the_study",
+    "experiments/test_long.py::test_the_study",
+    "experiments/test_positions.py::test_the_study",
+    "experiments/test_prune.py::test_the_study",
+    "experiments/test_recurrent.py",
+    "experiments/test_scaling.py::test_ctrl_c",
+    "experiments/test_scaling.py::test_the_study",
+    "experiments/test_stability.py::test_the_study",
+    "linen/test_decode.py",
+    "linen/test_flavours.py",
+    "linen/test_transforms.py",
+    "nnx/test_language.py",
+    "test_conformance.py::test_our_implementations[blockwise, 3]",
+    "test_conformance.py::test_our_implementations[flash, 16]",
+    "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/examples",
+    "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/positions",
+    "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/subquad",
+    "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/visualize",
+    "test_sharding.py::test_parameters",
+    "test_sharding.py::test_rows",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(THOROUGH):
+            item.add_marker("thorough")
