@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # By the start of their names: tests that take long for what they add to others here. The README's
 # command leaves them out; `-m thorough` runs them, and so does CI.
 THOROUGH = (
-    "distillation/test_divergence.py",
+    "distillation",
     "experiments/test_bench.py::test_it_measures",
     "experiments/test_bench.py::test_of_a_wrong_kernel",
     "experiments/test_cost.py::test_the_study",
@@ -66,18 +66,25 @@ THOROUGH = (
     "experiments/test_scaling.py::test_ctrl_c",
     "experiments/test_scaling.py::test_the_study",
     "experiments/test_stability.py::test_the_study",
+    "kernels/test_vendor.py",
+    "linen/test_attention_fn.py",
     "linen/test_decode.py",
     "linen/test_flavours.py",
     "linen/test_transforms.py",
+    "nnx/test_decode.py",
     "nnx/test_language.py",
+    "nnx/test_transforms.py",
+    "positions/test_biases.py",
     "test_conformance.py::test_our_implementations[blockwise, 3]",
     "test_conformance.py::test_our_implementations[flash, 16]",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/examples",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/positions",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/subquad",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/visualize",
-    "test_sharding.py::test_parameters",
-    "test_sharding.py::test_rows",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/linen",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/nnx",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/subquadratic",
+    "test_sharding.py",
 )
 
 
