@@ -35,7 +35,8 @@ class Kernel(Protocol):
 KERNELS: Mapping[str, Any] = MappingProxyType(
     {"dense": dense, "blockwise": blockwise, "flash": flash, "cudnn": cudnn, "splash": splash}
 )
-_OF_THE_VENDOR = MappingProxyType({"gpu": ("cudnn",), "tpu": ("splash",)})
+# Each runs on one platform alone, where it comes first.
+VENDORS: Mapping[str, str] = MappingProxyType({"gpu": "cudnn", "tpu": "splash"})
 
 # Pairs of one head up to which the dense kernel is no slower. Where heads are looped over, the loop
 # itself is what costs at short lengths: measured, the two meet near 64 × 64.
@@ -126,7 +127,8 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
 
 def _preferred(request: Request) -> tuple[str, ...]:
     ours = ("dense", "flash") if _is_small(request) else ("flash", "dense")
-    return (*_OF_THE_VENDOR.get(jax.default_backend(), ()), *ours)
+    vendor = VENDORS.get(jax.default_backend())
+    return ours if vendor is None else (vendor, *ours)
 
 
 def _is_small(request: Request) -> bool:
@@ -146,7 +148,7 @@ def _why_others(request: Request, chosen: Choice) -> dict[str, str]:
 
 
 def _why_worse(name: str, chosen: str, request: Request) -> str:
-    if chosen in ("cudnn", "splash"):
+    if chosen in VENDORS.values():
         return f"it could, but {chosen!r} is this device's own kernel"
     if name == "blockwise":
         return f"it could, but {chosen!r} does the same and its gradient is faster"
@@ -165,7 +167,7 @@ def make_plan(request: Request, implementation: str | Sequence[str] | None) -> P
     block, loop = tiling(request)
     if name == "dense":
         block, loop = (max(layout.T, 1), max(layout.S, 1)), False
-    elif name in ("cudnn", "splash"):
+    elif name in VENDORS.values():
         loop = True  # nothing of a block's size leaves the chip
     kinds = _kinds(request, block)
     known = isinstance(kinds, np.ndarray)

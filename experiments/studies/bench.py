@@ -90,24 +90,22 @@ def _kernels() -> list[str]:
     """Return the kernels that this device has."""
     import jax
 
-    from attention_jax.plan import KERNELS
+    from attention_jax.plan import KERNELS, VENDORS
 
-    elsewhere = {"cudnn", "splash"}
-    vendors = {"gpu": ["cudnn"], "tpu": ["splash"]}.get(jax.default_backend(), [])
-    return [*(name for name in KERNELS if name not in elsewhere), *vendors]
+    own = VENDORS.get(jax.default_backend())
+    return [name for name in KERNELS if name == own or name not in VENDORS.values()]
 
 
 def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
     """Return what the conformance suite has against a kernel, None for nothing."""
     import attention_jax as aj
+    from attention_jax.plan import VENDORS
 
     everything = set(aj.testing.FEATURES) - {"scale"}
     if not thorough:
         everything &= {"mask", "bias", "lengths", "grouped_heads", "gradients", "bias_gradient"}
-    if kernel in ("cudnn", "splash"):
-        # Theirs are bfloat16, multiples of 128 or both: the suite's odd sizes are refused by name,
-        # so what they can take is compared with the dense kernel at the measured sizes.
-        return {"fault": None}
+    if kernel in VENDORS.values():
+        return {"fault": _unlike_dense(kernel)}
     f = functools.partial(aj.attend, implementation=kernel)
     spaces = {"scores": aj.scores, "masks": aj.masks} if thorough else {}
     try:
@@ -115,6 +113,34 @@ def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
     except AssertionError as error:
         return {"fault": str(error)}
     return {"fault": None}
+
+
+def _unlike_dense(kernel: str) -> str | None:
+    """Return how a kernel that refuses the suite's odd sizes differs from the dense one, or None.
+
+    A vendor's takes bfloat16 and multiples of 128, so it is compared on these, with gradients.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import attention_jax as aj
+    from experiments.bench.contest import gradient, normal
+
+    arrays = normal(0, *[(2, 256, 2, 128)] * 3, dtype=jnp.bfloat16)
+    mask = aj.masks.causal()
+
+    def both(name: str) -> Any:
+        f = functools.partial(aj.attend, mask=mask, implementation=name)
+        return jax.jit(lambda *qkv: (f(*qkv), *gradient(f)(*qkv)))(*arrays)
+
+    got, expected = both(kernel), both("dense")
+    for what, a, b in zip(("out", "query", "key", "value"), got, expected, strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        error = float(np.abs(a - b).max() / np.abs(b).max())
+        if not error <= 2e-2:
+            return f"{what} (or its gradient) is off by {error:.1e} of its largest entry"
+    return None
 
 
 def _measure(case: Any, rounds: int, repeats: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from attention_jax.plan import KERNELS
 from experiments.__main__ import main
 from experiments.bench import exact, table
 from experiments.bench.contest import Case, Limit, Ratio, compiled, gradient, normal
+from experiments.studies import bench
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
@@ -96,6 +97,20 @@ def test_of_a_wrong_kernel_nothing_is_timed(tmp_path, monkeypatch):
     assert "max error" in document["conformance"]["dense"]
     assert document["cases"] == []
     assert "dense does not conform, so nothing is timed" in page
+
+
+def test_a_vendor_s_kernel_is_compared_with_the_dense_one(monkeypatch):
+    assert bench._unlike_dense("flash") is None
+    right = KERNELS["flash"].run
+
+    def wrong(request):
+        result = right(request)
+        return result._replace(out=result.out * 1.1)
+
+    monkeypatch.setattr(KERNELS["flash"], "run", wrong)
+    jax.clear_caches()
+    assert "is off by" in bench._unlike_dense("flash")
+    jax.clear_caches()
 
 
 def test_an_unknown_case_is_one_line(capsys):
