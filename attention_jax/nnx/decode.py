@@ -5,34 +5,21 @@ step computes one token.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count
-from attention_jax._modules import beam
-from attention_jax._modules.arguments import AnyMask, Source, check_tokens, token_mask
-from attention_jax._modules.walk import Step, check_sampling, likeliest, sampler, walk
-from attention_jax.cache import KVCache
-from attention_jax.masks import Mask
+from attention_jax._modules import generation
+from attention_jax._modules.arguments import AnyMask, Source
+from attention_jax._modules.generation import Ask, Draw, Task
 from attention_jax.nnx.language import TransformerLM
 from attention_jax.nnx.transformer import Transformer
 
 Model = Transformer | TransformerLM
-
-
-class Ends(NamedTuple):
-    """The ids that begin, end and fill a sentence."""
-
-    bos: Array
-    eos: Array
-    pad: Array
 
 
 def greedy_decode(
@@ -79,7 +66,8 @@ def greedy_decode(
         >>> greedy_decode(model, source, bos=1, eos=2, max_length=6).shape
         (3, 6)
     """
-    return _loop(*_arguments(model, source, source_mask, bos, eos, pad, max_length))
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    return _sentence(*nnx.split(model), task, None)
 
 
 def sample_decode(
@@ -125,9 +113,9 @@ def sample_decode(
         Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751,
         eq. 2-3.
     """
-    check_sampling(temperature, top_k, top_p)
-    arguments = _arguments(model, source, source_mask, bos, eos, pad, max_length)
-    return _sampled(*arguments, top_k, key, temperature, top_p)
+    draw = generation.draw(key, temperature, top_k, top_p)
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    return _sentence(*nnx.split(model), task, draw)
 
 
 def beam_decode(
@@ -168,145 +156,31 @@ def beam_decode(
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
     """
-    check_count("num_beams", num_beams, 1)
-    if not length_penalty >= 0:
-        raise ValueError(f"length_penalty must not be negative, got {length_penalty}")
-    arguments = _arguments(model, source, source_mask, bos, eos, pad, max_length)
-    return _beams(*arguments, num_beams, jnp.asarray(length_penalty, jnp.float32))
+    generation.check_beams(num_beams, length_penalty)
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    penalty = jnp.asarray(length_penalty, jnp.float32)
+    return _beams(*nnx.split(model), task, num_beams, penalty)
 
 
-def _arguments(
+def _task(
     model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: int
-) -> tuple[Any, ...]:
-    """Everything checked, as `_loop` takes it."""
-    check_count("max_length", length, 1)
-    check_tokens("source", source)
-    if isinstance(model, TransformerLM):
-        if bos is not None:
-            raise ValueError("a language model goes on after its prompt: give no bos")
-        if np.shape(source)[-1] == 0:
-            raise ValueError("a prompt must have at least one token")
-        if isinstance(mask, Mask):
-            raise TypeError("the source_mask of a prompt must be a boolean array [*B, S]")
-        if mask is not None and np.shape(mask) != np.shape(source):
-            raise ValueError(
-                f"source_mask has shape {list(np.shape(mask))} but must be that of the prompt, "
-                f"{list(np.shape(source))}"
-            )
-    elif bos is None or eos is None:
-        raise ValueError("a Transformer's sentences need a bos and an eos")
-    mask = mask if mask is None else token_mask("source_mask", mask, np.shape(source))
-    # No id is negative: without an end every sentence goes on.
-    ends = Ends(*(jnp.asarray(-1 if x is None else x, jnp.int32) for x in (bos, eos, pad)))
-    graph, state = nnx.split(model)
-    return graph, state, jnp.asarray(source), mask, ends, length
+) -> Task:
+    prompt = isinstance(model, TransformerLM)
+    ends = {"bos": bos, "eos": eos, "pad": pad}
+    return generation.task(source, mask, **ends, length=length, prompt=prompt)
 
 
-def _begin(
-    model: Model, source: Array, mask: Any, ends: Ends, length: int
-) -> tuple[Step, Array, Any]:
-    """One step of the model, the token before the first one to make, and the state before it."""
-    if isinstance(model, TransformerLM):
-        return _after_prompt(model, source, mask, length)
-    memory = model.encode(source, mask, deterministic=True)
-
-    def step(token: Array, state: Any) -> tuple[Array, Any]:
-        logits, state = model.with_cache(token[..., None], state, mask, deterministic=True)
-        return logits[..., 0, :], state
-
-    first = jnp.broadcast_to(ends.bos, source.shape[:-1])
-    return step, first, model.new_cache(memory, length)
+def _asking(model: Model) -> Ask:
+    return lambda method, *given, **options: getattr(model, method)(*given, **options)
 
 
-def _after_prompt(
-    model: TransformerLM, prompt: Array, mask: Any, length: int
-) -> tuple[Step, Array, Any]:
-    """The prompt is read but for its last token, with which the loop begins."""
-
-    def step(token: Array, state: Any) -> tuple[Array, Any]:
-        logits, state = model.with_cache(token[..., None], state, deterministic=True)
-        return logits[..., 0, :], state
-
-    valid = None
-    if mask is not None:
-        real = mask.array.reshape(prompt.shape)
-        # Padding moves to the left, so that every prompt ends in the last column.
-        order = jnp.argsort(real, axis=-1, stable=True)
-        prompt = jnp.take_along_axis(prompt, order, axis=-1)
-        valid = jnp.take_along_axis(real, order, axis=-1)[..., :-1]
-    size = prompt.shape[-1] - 1
-    state = model.new_cache(prompt.shape[:-1], size + length)
-    if size:
-        read = prompt[..., :-1]
-        state = model.with_cache(read, state, valid=valid, deterministic=True)[1]
-    return step, prompt[..., -1].astype(jnp.int32), state
+@functools.partial(jax.jit, static_argnums=0)
+def _sentence(graph: Any, state: Any, task: Task, draw: Draw | None) -> Array:
+    return generation.sentence(_asking(nnx.merge(graph, state)), task, draw)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def _loop(
-    graph: Any, state: Any, source: Array, mask: Mask | None, ends: Any, length: int
-) -> Array:
-    model: Model = nnx.merge(graph, state)
-    begun = _begin(model, source, mask, ends, length)
-    return walk(*begun, likeliest, length=length, eos=ends.eos, pad=ends.pad)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
-def _sampled(
-    graph: Any,
-    state: Any,
-    source: Array,
-    mask: Mask | None,
-    ends: Any,
-    length: int,
-    top_k: int | None,
-    key: Array,
-    temperature: Any,
-    top_p: Any,
-) -> Array:
-    model: Model = nnx.merge(graph, state)
-    begun = _begin(model, source, mask, ends, length)
-    choose = sampler(key, temperature, top_k, top_p)
-    return walk(*begun, choose, length=length, eos=ends.eos, pad=ends.pad)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def _beams(
-    graph: Any,
-    state: Any,
-    source: Array,
-    mask: Mask | None,
-    ends: Any,
-    length: int,
-    beams: int,
-    length_penalty: Array,
+    graph: Any, state: Any, task: Task, num_beams: int, length_penalty: Array
 ) -> tuple[Array, Array]:
-    model: Model = nnx.merge(graph, state)
-    step, first, begun = _begin(model, source, mask, ends, length)
-
-    def spread(cache: KVCache) -> KVCache:
-        alone = jax.tree.map(lambda x: x if x.ndim == 0 else x[None], cache)
-        return alone.reorder(jnp.zeros((beams,), jnp.int32), axis=0)
-
-    def move(state: Any, order: Array) -> Any:
-        return _each_cache(lambda cache: cache.reorder(order, axis=0), state)
-
-    return beam.search(
-        step,
-        jnp.broadcast_to(first, (beams, *first.shape)),
-        _each_cache(spread, begun),
-        move,
-        length=length,
-        eos=ends.eos,
-        pad=ends.pad,
-        length_penalty=length_penalty,
-    )
-
-
-def _each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
-    """The state with every cache changed, those of scanned layers layer by layer."""
-
-    def one(cache: KVCache) -> KVCache:
-        return change(cache) if cache.index.ndim == 0 else jax.vmap(change)(cache)
-
-    return jax.tree.map(one, state, is_leaf=lambda node: isinstance(node, KVCache))
+    return generation.beams(_asking(nnx.merge(graph, state)), task, num_beams, length_penalty)

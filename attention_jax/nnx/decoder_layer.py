@@ -1,7 +1,7 @@
 """A layer of a decoder: causal attention to itself, attention to a memory, and a network."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -18,6 +18,7 @@ from attention_jax._modules.arguments import (
     check_width,
     combine,
 )
+from attention_jax._modules.caches import DecoderCache
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.nnx.attention import MultiHeadAttention
@@ -29,18 +30,6 @@ from attention_jax.nnx.scores import AnyScore
 from attention_jax.softmax import Stats
 
 Look = Callable[[Array, Array], tuple[Array, Extra]]
-
-
-class DecoderCache(NamedTuple):
-    """What one decoder layer keeps between steps.
-
-    Attributes:
-        own: Keys and values of the tokens so far.
-        memory: Keys and values of the memory, which stay.
-    """
-
-    own: KVCache
-    memory: KVCache
 
 
 class TransformerDecoderLayer(Layer):

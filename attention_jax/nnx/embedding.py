@@ -9,7 +9,6 @@ from flax import nnx
 from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax.cache import KVCache
 from attention_jax.nnx.places import AnyPositions
 
 
@@ -78,10 +77,3 @@ def absolute(
         raise ValueError(f'max_length is for positions="learned", got positions={given!r}')
     places = AbsolutePositions(kind, max_length, features, param_dtype, rngs)
     return places, given if kind == "none" else None
-
-
-def first_cache(cache: Any) -> KVCache:
-    """The first layer's cache of tokens, from a stack's, scanned or not: all stand alike."""
-    leaves = jax.tree.leaves(cache, is_leaf=lambda node: isinstance(node, KVCache))
-    first: KVCache = leaves[0]
-    return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)

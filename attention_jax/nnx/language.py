@@ -19,10 +19,11 @@ from attention_jax._modules.arguments import (
     combine,
     token_mask,
 )
+from attention_jax._modules.caches import first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
 from attention_jax.masks import Mask
-from attention_jax.nnx.embedding import absolute, first_cache
+from attention_jax.nnx.embedding import absolute
 from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore

@@ -8,9 +8,10 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import AnyMask, Features, Memory
+from attention_jax._modules.caches import DecoderCache
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
-from attention_jax.nnx.decoder_layer import DecoderCache, TransformerDecoderLayer
+from attention_jax.nnx.decoder_layer import TransformerDecoderLayer
 from attention_jax.nnx.layers import TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import AnyRngs
