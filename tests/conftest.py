@@ -72,9 +72,11 @@ def pytest_configure(config: pytest.Config) -> None:
 # By the start of their names: tests that take long for what they add to others here. The README's
 # command leaves them out; `-m thorough` runs them, and so does CI.
 THOROUGH = (
+    "cases/test_sharding.py::test_a26_batch_and_heads_by_annotation[blockwise",
     "distillation",
     "experiments/test_bench.py::test_it_measures",
     "experiments/test_bench.py::test_of_a_wrong_kernel",
+    "experiments/test_compare.py::test_after_a_kill",
     "experiments/test_cost.py::test_the_study",
     "experiments/test_distill.py::test_a_student",
     "experiments/test_distill.py::test_the_study",
@@ -96,12 +98,16 @@ THOROUGH = (
     "positions/test_biases.py",
     "test_conformance.py::test_our_implementations[blockwise, 3]",
     "test_conformance.py::test_our_implementations[flash, 16]",
+    "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/api/shard",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/examples",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/positions",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/subquad",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/visualize",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/diagnostics",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/distillation",
     "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/linen",
     "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/nnx",
+    "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/sharding",
     "test_house_doctests.py::test_the_examples_of_a_file[attention_jax/subquadratic",
     "test_sharding.py",
 )
