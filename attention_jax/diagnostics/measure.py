@@ -74,9 +74,8 @@ class Rows(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What is known of positions: whether they are the indices, whether no later key is seen."""
+    """What is known of positions: whether no later key is seen."""
 
-    by_index: bool
     causal: bool
 
 
@@ -92,8 +91,7 @@ def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
         problem, facts = lower(request, merge=False)
         problem.sides.key["columns"] = _columns(layout, real)
         block, loop = tiling_or_once(request)
-        default = request.query_positions is None and request.key_positions is None
-        order = Order(default, _is_causal(request.mask))
+        order = Order(_is_causal(request.mask))
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
 
@@ -139,78 +137,71 @@ def _one_head(
         return cut(head, facts, block, i, j)
 
     def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
-        at = block_start(j, block[1], layout.S)
-        return _update(state, fetched, facts, order, at, partial=partial)
+        first = block_start(j, block[1], layout.S) == 0
+        return _update(state, fetched, facts, order, first=first, partial=partial)
 
     return walk_or_once(layout, block, kinds, begin, fetch, visit, lambda i, state: _close(state))
 
 
 def _update(
-    state: Sums, block: Problem, facts: Static, order: Order, at: Any, *, partial: bool
+    state: Sums, block: Problem, facts: Static, order: Order, *, first: Any, partial: bool
 ) -> Sums:
     logits = mask_logits(block, facts, raw_logits(block), partial=partial).astype(state.top.dtype)
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shift = jnp.where(top == NEG_INF, 0, top)
     shrink = jnp.exp(state.top - shift)
-    powers = jnp.exp(logits - shift[:, None])
-    count, seen, floor = jnp.full_like(top, logits.shape[1]), logits, logits
-    if partial:
-        visible = logits != NEG_INF
-        count = jnp.sum(visible, axis=-1, dtype=top.dtype)
-        seen, floor = jnp.where(visible, logits, 0), jnp.where(visible, logits, -NEG_INF)
-    rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
+    # Kept once: all that follows would compute the exponentials anew, each for itself.
+    powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - shift[:, None]), logits))
+    fixed = jax.lax.stop_gradient((powers, logits))
+    least, count, (square, cube, moment, own, *ahead) = _of_rows(*fixed, block, order, partial)
     ones = jnp.ones((logits.shape[1], 1), powers.dtype)
     columns = jnp.concatenate([ones, block.sides.key["columns"].astype(powers.dtype)], axis=1)
-    columns = _product(powers, columns)
-    square = powers * powers
+    columns = jnp.matmul(powers, columns, precision=jax.lax.Precision.HIGHEST)
     return Sums(
         top,
-        jnp.minimum(state.least, jnp.min(floor, axis=-1)),
+        jnp.minimum(state.least, least),
         state.count + count,
         state.total * shrink + columns[:, 0],
-        state.square * shrink**2 + _sum(square),
-        state.cube * shrink**3 + _sum(square * powers),
-        state.moment * shrink + _sum(powers * seen),
-        state.first * shrink + jnp.where(at == 0, powers[:, 0], 0),
-        state.own * shrink + _own(powers, rows, keys, order),
-        state.ahead * shrink + _ahead(powers, rows, keys, order),
+        state.square * shrink**2 + square,
+        state.cube * shrink**3 + cube,
+        state.moment * shrink + moment,
+        state.first * shrink + jnp.where(first, powers[:, 0], 0),
+        state.own * shrink + own,
+        state.ahead * shrink + sum(ahead),
         state.columns * shrink[:, None] + columns[:, 1:],
         state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
     )
 
 
-def _product(x: Array, y: Array) -> Array:
-    """`x y` in full precision."""
-    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
+def _of_rows(
+    powers: Array, logits: Array, block: Problem, order: Order, partial: bool
+) -> tuple[Array, Array, list[Array]]:
+    """Of each row: the least visible logit, the visible keys, and the sums of the planes."""
+    rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
+    square = powers * powers
+    planes = [square, square * powers, powers * logits]
+    planes.append(jnp.where(keys[None, :] == rows[:, None], powers, 0))
+    if not order.causal:
+        planes.append(jnp.where(keys[None, :] > rows[:, None], powers, 0))
+    if not partial:
+        return jnp.min(logits, axis=-1), jnp.full_like(powers[:, 0], keys.size), _sums(planes)
+    visible = logits != NEG_INF
+    planes[2] = jnp.where(visible, planes[2], 0)
+    *sums, count = _sums([*planes, visible.astype(powers.dtype)])
+    return jnp.min(jnp.where(visible, logits, -NEG_INF), axis=-1), count, sums
 
 
-def _sum(x: Array) -> Array:
-    """The sum of each row, as a product: a reduction would compute its operand once more."""
-    return _product(x, jnp.ones((x.shape[1], 1), x.dtype))[:, 0]
+def _sums(planes: list[Array]) -> list[Array]:
+    """The sums of the rows of `[Tb, Sb]` planes, all in one pass that keeps none of the planes.
 
-
-def _own(powers: Array, rows: Any, columns: Any, order: Order) -> Array:
-    """Sums over keys at the row's own position."""
-    if not order.by_index:
-        return _sum(jnp.where(columns[None, :] == rows[:, None], powers, 0))
-    at = rows - columns[0]  # one key at most, whose place in the block is known
-    inside = (at >= 0) & (at < powers.shape[1])
-    found = jnp.take_along_axis(powers, jnp.where(inside, at, 0)[:, None], axis=1)[:, 0]
-    return jnp.where(inside, found, 0)
-
-
-def _ahead(powers: Array, rows: Any, columns: Any, order: Order) -> Array:
-    """Sums over keys at later positions, looked at where there are any."""
-
-    def look(powers: Array) -> Array:
-        return _sum(jnp.where(columns[None, :] > rows[:, None], powers, 0))
-
-    def behind(powers: Array) -> Array:
-        return jnp.zeros_like(powers[:, 0])
-
-    if order.causal:
-        return behind(powers)
-    return jax.lax.cond(jnp.max(columns) > jnp.min(rows), look, behind, powers)
+    Runs of neighbouring keys are added up side by side first, which vectorises.
+    """
+    rows, keys = planes[0].shape
+    lanes = max(n for n in range(1, 65) if keys % n == 0 and (n == 1 or 2 * n <= keys))
+    zeros = tuple(jnp.zeros((), x.dtype) for x in planes)
+    runs = tuple(x.reshape(rows, keys // lanes, lanes) for x in planes)
+    added = jax.lax.reduce(runs, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (1,))
+    return [jnp.sum(x, axis=-1) for x in added]
 
 
 def _is_causal(mask: Mask | None) -> bool:

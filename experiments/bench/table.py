@@ -5,6 +5,7 @@ from experiments.bench.contest import Case
 
 def table() -> list[Case]:
     """Every case there is; nothing is compiled or run yet."""
-    from experiments.bench import accelerator, exact, families, modules
+    from experiments.bench import accelerator, exact, families, insight, modules
 
-    return [*exact.cases(), *families.cases(), *modules.cases(), *accelerator.cases()]
+    parts = (exact, families, modules, insight, accelerator)
+    return [case for part in parts for case in part.cases()]
