@@ -44,7 +44,8 @@ def learned(table: Table, positions: Positions) -> Float[Array, "*T D"]:
         raise TypeError(f"positions must be integers, got dtype {np.dtype(positions.dtype).name}")
     rows = table.shape[0]
     if is_concrete(positions) and np.size(positions):
-        least, most = int(np.min(positions)), int(np.max(positions))
+        known = np.asarray(positions)  # JAX's own minimum would be traced inside a jit
+        least, most = int(known.min()), int(known.max())
         if least < 0 or most >= rows:
             raise ValueError(
                 f"positions run from {least} to {most}, but the table has rows for 0 to {rows - 1}"
