@@ -312,7 +312,8 @@ class KVCache(Record):
                 f"batch's own shape {list(self.batch)}"
             )
         if not isinstance(order, jax.core.Tracer) and order.size:
-            low, high = int(np.min(order)), int(np.max(order))
+            known = np.asarray(order)  # JAX's own minimum would be traced inside a jit
+            low, high = int(known.min()), int(known.max())
             if low < 0 or high >= beams:
                 raise ValueError(f"order must lie in 0..{beams - 1}, got {low}..{high}")
         order = jnp.asarray(order)

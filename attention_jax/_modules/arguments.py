@@ -151,6 +151,23 @@ def token_mask(name: str, mask: AnyMask, shape: tuple[int, ...]) -> Mask | None:
     )
 
 
+def real_places(mask: AnyMask, shape: tuple[int, ...]) -> Array | None:
+    """Positions that count real tokens only, where a mask `[*B, T]` says which are real.
+
+    Args:
+        mask: As in `token_mask`.
+        shape: The shape of the ids it belongs to, `[*B, T]`.
+
+    Returns:
+        How many real tokens stand before each, int32 `[*B, T]`; None where the mask is no array of
+        that shape: positions are then 0..T-1.
+    """
+    if mask is None or isinstance(mask, Mask) or np.shape(mask) != tuple(shape):
+        return None
+    real = jnp.asarray(mask).astype(jnp.int32)
+    return jnp.cumsum(real, axis=-1, dtype=jnp.int32) - real
+
+
 def cast(x: AnyArray, dtype: Any) -> AnyArray:
     """`x` in the module's dtype; as it is where the module has none."""
     return x if dtype is None else jnp.asarray(x).astype(dtype)

@@ -1,11 +1,17 @@
-"""The caches of a whole model: one for each layer, in whatever tree the layers have."""
+"""Over a cache: the caches of a whole model, and what masks and scores mean where lengths grow."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
+from attention_jax import masks
 from attention_jax.cache import KVCache
+from attention_jax.masks import Mask
+from attention_jax.masks.patterns import Causal
+from attention_jax.scores import Score
+from attention_jax.scores.modifiers import LogLength
 
 
 class DecoderCache(NamedTuple):
@@ -37,3 +43,32 @@ def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
         return change(cache) if cache.index.ndim == 0 else jax.vmap(change)(cache)
 
     return jax.tree.map(one, state, is_leaf=_is_cache)
+
+
+def by_position(mask: Mask | None) -> Mask | None:
+    """The mask for a step of self-attention: the last query of all is that of the last key of all.
+
+    `causal(align="end")` goes by lengths, which in a step are those of the buffers; where queries
+    and keys are the same tokens it is `causal()`, which goes by their positions.
+    """
+
+    def at_the_end(node: Any) -> bool:
+        return isinstance(node, Causal) and node.align == "end"
+
+    return jax.tree.map(
+        lambda node: masks.causal() if at_the_end(node) else node, mask, is_leaf=at_the_end
+    )
+
+
+def counted(score: Score, count: Any) -> Score:
+    """The score, with `count` keys, `[*B]`, where `log_length` would take the buffer's length."""
+
+    def by_length(node: Any) -> bool:
+        return isinstance(node, LogLength) and node.length is None
+
+    def change(node: Any) -> Any:
+        if not by_length(node):
+            return node
+        return dataclasses.replace(node, score=counted(node.score, count), length=count)
+
+    return jax.tree.map(change, score, is_leaf=by_length)

@@ -1,4 +1,4 @@
-"""From a trained model to sentences, in either flavour: what is asked for, and the loop that does it.
+"""From a trained model to sentences, in either flavour: what is asked for, and how it is made.
 
 The source is encoded once, a prompt read once, and each step computes one token over a cache. A
 model is known here by `ask(method, *arguments, **options)`, which calls one of its methods.

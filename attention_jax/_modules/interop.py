@@ -19,6 +19,7 @@ from attention_jax._core.numerics import is_concrete, promote
 from attention_jax._core.term import ArrayBias, Term, check_pairs
 from attention_jax._modules import recipes
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, cast, combine
+from attention_jax._modules.caches import by_position
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
@@ -75,9 +76,10 @@ class AttentionFn:
             check_pairs("mask", given, layout)
         position = _step_position(given, layout)
         causal = masks.causal() if call.is_causal else None
+        settled = self.mask if position is None else by_position(self.mask)
         told = {
             "score": self.score,
-            "mask": combine(self.mask, causal, given),
+            "mask": combine(settled, causal, given),
             "bias": _total(self.bias, call.bias),
             "query_positions": position,
             "precision": _one_precision(call.precision),

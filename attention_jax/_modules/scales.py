@@ -266,7 +266,10 @@ def log_length(
         train_length: The length whose scores stay as they are: s starts as 1 / ln(train_length).
         learn: Whether s is learned, one for each head, positive whatever the raw value.
         causal: Whether n is the number of keys at or before a query, p + 1, which is the same in a
-            full pass and over a cache; otherwise n is the number of keys S, a cache's slots too.
+            full pass and over a cache. Otherwise n is the number of keys S; over a cache that is
+            the number of tokens so far, however long the cache, so that a prompt gives what it
+            gives alone and a step the last row of a full pass over the tokens so far. Inside
+            Flax's own modules a cache's length is all that is known: there take `causal`.
 
     Returns:
         A recipe; with `learn` it has the parameter `raw_s [N]`.

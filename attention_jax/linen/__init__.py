@@ -9,6 +9,8 @@ from attention_jax._modules.factories import cosine as cosine
 from attention_jax._modules.factories import dot as dot
 from attention_jax._modules.factories import general as general
 from attention_jax._modules.factories import scaled_dot as scaled_dot
+from attention_jax._modules.initial import small_init as small_init
+from attention_jax._modules.initial import xavier_init as xavier_init
 from attention_jax._modules.places import alibi as alibi
 from attention_jax._modules.places import relative_bias as relative_bias
 from attention_jax._modules.places import rotary as rotary
@@ -20,9 +22,13 @@ from attention_jax.linen.attention import MultiHeadAttention as MultiHeadAttenti
 from attention_jax.linen.bahdanau import AdditiveAttention as AdditiveAttention
 from attention_jax.linen.convert import from_nnx as from_nnx
 from attention_jax.linen.convert import to_nnx as to_nnx
+from attention_jax.linen.decode import beam_decode as beam_decode
+from attention_jax.linen.decode import greedy_decode as greedy_decode
+from attention_jax.linen.decode import sample_decode as sample_decode
+from attention_jax.linen.decoder_layer import TransformerDecoderLayer as TransformerDecoderLayer
 from attention_jax.linen.graph import GraphAttention as GraphAttention
 from attention_jax.linen.interop import attention_fn as attention_fn
-from attention_jax.linen.layers import TransformerDecoderLayer as TransformerDecoderLayer
+from attention_jax.linen.language import TransformerLM as TransformerLM
 from attention_jax.linen.layers import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.linen.mean import MeanAttention as MeanAttention
 from attention_jax.linen.parts import FeedForward as FeedForward

@@ -130,7 +130,8 @@ class MultiHeadAttention(ProjectedAttention):
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             dropout_rng: The dropout key; None takes one from the stream "dropout".
             sow_weights: Whether to put the weights, before dropout, into the collection
-                "intermediates" as "attention_weights"; that takes O(T·S) memory.
+                "intermediates" as "attention_weights"; that takes O(T·S) memory. As in Flax a
+                decoding step's are over the cache's slots, 0 for those not written yet.
 
         Returns:
             `[*B, T, out_features]`.
@@ -144,10 +145,9 @@ class MultiHeadAttention(ProjectedAttention):
         if self.decode:
             if query_positions is not None or key_positions is not None:
                 raise ValueError("decode=True takes positions from the cache: give none")
-            if sow_weights:
-                raise NotImplementedError("sow_weights: a decoding step has no weights to sow")
             inputs = self._three(inputs_q, inputs_k, inputs_v)
-            return self._step(inputs, valid, mask=mask, bias=bias, **flags)
+            told = {"mask": mask, "bias": bias, "sow_weights": sow_weights}
+            return self._step(inputs, valid, **told, **flags)
         if valid is not None:
             raise ValueError("valid is for decode=True; hide tokens from all by a mask")
         arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)

@@ -11,11 +11,13 @@ from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
 from attention_jax.linen.randomness import dropout_key, loud
+from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats
@@ -56,9 +58,14 @@ class AttentionLayer(nn.Module, kw_only=True):
         shared_dropout: bool = False,
         statistics: bool = False,
         adapt: Callable[[Stats], None] | None = None,
+        count: Array | None = None,
         **positions: Any,
     ) -> Result:
-        """One call of the engine, with everything the layer has settled."""
+        """One call of the engine, with everything the layer has settled.
+
+        `count` says that the keys are those of a cache: how many tokens there are so far.
+        """
+        score, mask = self._seen(score, mask, count)
         told = self.deterministic if deterministic is None else deterministic
         training = told is not None and is_concrete(told) and not told
         adapting = adapt is not None and training and not self.is_initializing()
@@ -69,7 +76,7 @@ class AttentionLayer(nn.Module, kw_only=True):
                 key,
                 value,
                 score=score,
-                mask=combine(self.mask, mask),
+                mask=mask,
                 bias=bias,
                 block_size=self.block_size,
                 precision=self.precision,
@@ -116,15 +123,23 @@ class AttentionLayer(nn.Module, kw_only=True):
         score: Score,
         mask: AnyMask,
         bias: AnyBias,
+        count: Array | None = None,
         **positions: Any,
     ) -> Array:
         """The weights that a call of the engine would use, before dropout."""
+        score, mask = self._seen(score, mask, count)
         return attention_weights(
             query,
             key,
             score=score,
-            mask=combine(self.mask, mask),
+            mask=mask,
             bias=bias,
             precision=self.precision,
             **positions,
         )
+
+    @nn.nowrap
+    def _seen(self, score: Score, mask: AnyMask, count: Array | None) -> tuple[Score, Mask | None]:
+        """The score, and the layer's own mask with the call's; by position over a cache."""
+        mask = combine(self.mask, mask)
+        return (score, mask) if count is None else (counted(score, count), by_position(mask))

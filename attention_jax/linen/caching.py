@@ -23,7 +23,6 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
-from attention_jax.kernels.request import Result
 from attention_jax.linen.base import AttentionLayer
 from attention_jax.scores import Score
 
@@ -98,9 +97,8 @@ class CachedAttention(AttentionLayer):
             ValueError: If shapes do not fit, or the tokens do not and that is known.
         """
         options = {"mask": mask, "bias": bias, "deterministic": deterministic}
-        return self._append(
-            (inputs, inputs, inputs), cache, valid, dropout_rng=dropout_rng, **options
-        )
+        options |= {"dropout_rng": dropout_rng, "sow_weights": False}
+        return self._append((inputs, inputs, inputs), cache, valid, **options)
 
     def _append(
         self,
@@ -109,9 +107,14 @@ class CachedAttention(AttentionLayer):
         valid: Any,
         *,
         mask: AnyMask,
-        **told: Any,
+        bias: AnyBias,
+        sow_weights: bool,
+        **flags: Any,
     ) -> tuple[Array, KVCache]:
-        """`with_cache`, with keys and values of inputs of their own, as Flax's decoding has it."""
+        """`with_cache`, with keys and values of inputs of their own, as Flax's decoding has it.
+
+        The weights, `[*B, N, T, slots]`, are sown where they are asked for.
+        """
         T, S = inputs[0].shape[-2], inputs[1].shape[-2]
         if T != S:
             raise ValueError(f"a cache takes a key for each query: inputs_q has {T}, inputs_k {S}")
@@ -119,14 +122,19 @@ class CachedAttention(AttentionLayer):
         query, key, value, score = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)
         # In a rolling cache a chunk may overwrite what its own first queries see.
-        result = self._look(
-            query,
-            cache.beside(key, value, valid) if cache.rolling and T > 1 else after,
-            score=score,
-            mask=combine(masks.causal(), mask),
-            query_positions=at,
-            **told,
-        )
+        seen = cache.beside(key, value, valid) if cache.rolling and T > 1 else after
+        told = {
+            "score": score,
+            "mask": combine(seen.mask(), masks.causal(), mask),
+            "bias": bias,
+            "query_positions": at,
+            "key_positions": seen.positions(),
+            "count": seen.lengths,
+        }
+        if sow_weights:
+            self.sow("intermediates", "attention_weights", self._weights(query, seen.key, **told))
+        flags |= {"shared_dropout": self._shared_dropout()}
+        result = self._run(query, seen.key, seen.value, **told, **flags)
         return self._leave(result.out, after, inputs[0].shape[-1]), after
 
     def remember(
@@ -177,32 +185,20 @@ class CachedAttention(AttentionLayer):
         query, score = self._project_query(inputs_q, query_positions)
         if query_positions is None:
             query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)
-        result = self._look(
-            query,
-            cache,
-            score=score,
-            mask=mask,
-            bias=bias,
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
-            query_positions=query_positions,
-        )
-        return self._leave(result.out, cache, inputs_q.shape[-1])
-
-    @nn.nowrap
-    def _look(
-        self, query: Array, cache: KVCache, *, mask: AnyMask, query_positions: Any, **options: Any
-    ) -> Result:
-        return self._run(
+        result = self._run(
             query,
             cache.key,
             cache.value,
+            score=score,
             mask=combine(cache.mask(), mask),
+            bias=bias,
             query_positions=query_positions,
             key_positions=cache.positions(),
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
             shared_dropout=self._shared_dropout(),
-            **options,
         )
+        return self._leave(result.out, cache, inputs_q.shape[-1])
 
     @nn.nowrap
     def _leave(self, out: Array, cache: KVCache, width: int) -> Array:

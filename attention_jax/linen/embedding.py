@@ -28,28 +28,34 @@ class AbsolutePositions(nn.Module, kw_only=True):
     param_dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """`x` with its positions 0..T-1 added.
+    def __call__(self, x: Array, at: Any = None) -> Array:
+        """`x` with its positions added.
 
         Args:
             x: `[*B, T, D]`.
+            at: ints `[T]` or `[*B, T]`; None is 0..T-1.
         """
-        length = x.shape[-2]
         if self.kind == "none":
             return x
-        at = jnp.arange(length, dtype=jnp.int32)
+        if at is None:
+            check_length(x.shape[-2], self.max_length)
+            at = jnp.arange(x.shape[-2], dtype=jnp.int32)
         if self.max_length is None:
             places = positions.sinusoidal(at, self.features)
         else:
-            if length > self.max_length:
-                raise ValueError(
-                    f"a sequence of {length} tokens is longer than the learned positions: "
-                    f"max_length is {self.max_length}"
-                )
             shape = (self.max_length, self.features)
             init = jax.nn.initializers.normal(0.02)
             places = positions.learned(self.param("table", init, shape, self.param_dtype), at)
-        return x + places.astype(x.dtype).reshape((1,) * (x.ndim - 2) + places.shape)
+        return x + places.astype(x.dtype).reshape((1,) * (x.ndim - places.ndim) + places.shape)
+
+
+def check_length(length: int, max_length: int | None) -> None:
+    """Raises a ValueError where there are fewer learned positions; None is no such limit."""
+    if max_length is not None and length > max_length:
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than the learned positions: "
+            f"max_length is {max_length}"
+        )
 
 
 def absolute(given: AnyPositions, max_length: int | None) -> tuple[str, AnyPositions]:

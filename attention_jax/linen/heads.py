@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
@@ -14,6 +15,7 @@ from attention_jax._modules.arguments import check_width, head_depth
 from attention_jax._modules.fused import fused_product, split_parts
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
 from attention_jax._modules.shield import shielded
+from attention_jax.cache import KVCache
 from attention_jax.linen.caching import CachedAttention
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.projection import Projection
@@ -98,6 +100,42 @@ class ProjectedAttention(CachedAttention):
         self._matched = ScoreParameters(score=self.score, dtype=self.dtype, name="score")
         self._placed = PositionParameters(
             positions=self.positions, dtype=self.dtype, name="positions"
+        )
+
+    @nn.nowrap
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> KVCache:
+        """An empty cache for this layer, of which `in_features` or `qkv_features` must be given.
+
+        Args:
+            batch: `*B`.
+            length: How many tokens it can hold.
+            dtype: What keys and values are stored in; None is the layer's, or float32 at least.
+            rolling: Whether it keeps the latest tokens, for a layer whose mask is a window: it must
+                be as long as what a query sees, itself counted.
+
+        Returns:
+            A cache with index 0.
+        """
+        width = self.in_features if self.qkv_features is None else self.qkv_features
+        if width is None:
+            raise ValueError("new_cache sees no inputs: give in_features or qkv_features")
+        sizes = self._sizes(width)
+        heads, value_depth = self._value_heads(sizes)
+        return KVCache.init(
+            batch,
+            length,
+            heads,
+            sizes.key_depth,
+            value_depth=value_depth,
+            dtype=dtype or self.dtype or jnp.promote_types(self.param_dtype, jnp.float32),
+            rolling=rolling,
         )
 
     def _project(

@@ -1,35 +1,22 @@
-"""One layer of a Transformer: attention and a feed-forward network, each with a way around it."""
+"""A layer of an encoder: attention and a feed-forward network, each with a way around it."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import (
-    AnyMask,
-    Features,
-    Memory,
-    cast,
-    check_choice,
-    check_width,
-    combine,
-)
+from attention_jax._modules.arguments import AnyMask, Features, Memory, cast, check_width
 from attention_jax._modules.flags import Flag
+from attention_jax.cache import KVCache
+from attention_jax.linen.caching import stored_cache
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.parts import Parts
-from attention_jax.linen.scores import AnyScore, check_score
-from attention_jax.softmax import Stats
-
-Extra = TypeVar("Extra")
-Look = Callable[[Array, Array], tuple[Array, Extra]]
 
 
-class _Layer(Parts):
+class Layer(Parts):
     """What both layers share: self-attention and the network, and the way around each."""
 
     num_heads: int
@@ -66,19 +53,32 @@ class _Layer(Parts):
         x = x + self.dropout(change, deterministic=deterministic)
         return x if self.norm == "pre" else norm(x)
 
-    def _attend_to_self(self, x: Array, mask: AnyMask, valid: Any, deterministic: Flag) -> Array:
+    def _attend_to_self(self, x: Array, mask: AnyMask, deterministic: Flag, **told: Any) -> Array:
         norm, options = self.self_attention_norm, {"mask": mask, "deterministic": deterministic}
-        if valid is not None:
-            options["valid"] = valid
+        # What is not said is left out: other attentions may not know of it.
+        options |= {name: value for name, value in told.items() if value is not None}
         change = self.self_attention(self._enter(norm, x), **options)
         return self._leave(norm, x, change, deterministic)
+
+    def _attend_to_cache(
+        self, x: Array, cache: KVCache, *, deterministic: Flag, **options: Any
+    ) -> tuple[Array, KVCache]:
+        norm = self.self_attention_norm
+        options["deterministic"] = deterministic
+        change, cache = self.self_attention.with_cache(self._enter(norm, x), cache, **options)
+        return self._leave(norm, x, change, deterministic), cache
+
+    def _where(self, x: Array, valid: Any, given: Any) -> Any:
+        """Where the tokens stand: in a decoding step behind those in the collection "cache"."""
+        cache = stored_cache(self.self_attention) if self.decode else None
+        return given if cache is None else cache.next_positions(x.shape[-2], valid)
 
     def _feed_forward(self, x: Array, deterministic: Flag) -> Array:
         change = self.mlp(self._enter(self.mlp_norm, x))
         return self._leave(self.mlp_norm, x, change, deterministic)
 
 
-class TransformerEncoderLayer(_Layer):
+class TransformerEncoderLayer(Layer):
     """Self-attention and a feed-forward network, each with a residual connection and a LayerNorm.
 
         post-norm:  x = LayerNorm(x + attention(x));   x = LayerNorm(x + mlp(x))
@@ -107,6 +107,7 @@ class TransformerEncoderLayer(_Layer):
         param_dtype: As in `MultiHeadAttention`.
         precision: As in `MultiHeadAttention`.
         kernel_init: As in `MultiHeadAttention`.
+        out_kernel_init: That of the kernels that end attention and network; None is `kernel_init`.
         bias_init: As in `MultiHeadAttention`.
         use_bias: As in `MultiHeadAttention`.
         implementation: As in `MultiHeadAttention`.
@@ -138,6 +139,7 @@ class TransformerEncoderLayer(_Layer):
         deterministic: Flag = None,
         *,
         valid: Any = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B S D"]:
         """The layer.
 
@@ -147,176 +149,52 @@ class TransformerEncoderLayer(_Layer):
             deterministic: Whether to leave dropout out; wins over the constructor's flag. By
                 position or by name: under `nn.remat` either works, traced or static.
             valid: bool `[*#B, S]`, in a decoding step: which of its tokens are real.
+            query_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default; a decoding step has its
+                own.
 
         Returns:
             `[*B, S, in_features]`.
         """
         check_width("x", x, self.in_features, "[*B, S, in_features]")
         x = jnp.asarray(cast(x, self.dtype))
-        x = self._attend_to_self(x, mask, valid, deterministic)
+        told = {"valid": valid, "query_positions": query_positions}
+        x = self._attend_to_self(x, mask, deterministic, **told)
         return self._feed_forward(x, deterministic)
 
-
-class TransformerDecoderLayer(_Layer):
-    """Causal self-attention, attention to a memory, and a network, each with a way around it.
-
-        post-norm:  x = LayerNorm(x + f(x))      for f = self-attention, attention to the memory,
-        pre-norm:   x = x + f(LayerNorm(x))      network, in this order
-
-    Self-attention is causal; attention to the memory is not.
-
-    Args:
-        num_heads: N, the number of heads.
-        in_features: D, width of input, memory and output.
-        mlp_features: Width of the network's hidden layer.
-        cross_score: The score of attention to the memory.
-        cross_attention: "attention", or "mean": the mean of the memory's valid states in its place,
-            which shows what attention is worth (see `MeanAttention`).
-        **options: As in `TransformerEncoderLayer`; the mask is for self-attention, besides the
-            causal one.
-
-    Raises:
-        ValueError: If sizes do not fit, a rate lies outside [0, 1), a name is unknown, or a
-            `cross_score` is given to a mean, which has none.
-
-    Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> from attention_jax.linen import TransformerDecoderLayer, additive
-        >>> layer = TransformerDecoderLayer(2, 8, 16, cross_score=additive(4))
-        >>> x, memory = jnp.ones((2, 3, 8)), jnp.ones((2, 5, 8))
-        >>> layer.apply(layer.init(jax.random.key(0), x, memory), x, memory).shape
-        (2, 3, 8)
-
-    References:
-        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.1, §3.2.3.
-    """
-
-    _: dataclasses.KW_ONLY
-    cross_score: AnyScore = None
-    cross_attention: str = "attention"
-
-    def __post_init__(self) -> None:
-        check_choice("cross_attention", self.cross_attention, "attention", "mean")
-        check_score(self.cross_score)
-        if self.cross_attention == "mean" and self.cross_score is not None:
-            raise ValueError('cross_attention="mean" has no score: leave cross_score out')
-        super().__post_init__()
-
-    def setup(self) -> None:
-        """The parts."""
-        super().setup()
-        # Under the name that the field has: a submodule's own name is not its attribute's.
-        if self.cross_attention == "mean":
-            self.cross = self._mean(self.in_features, name="cross_attention")
-        else:
-            self.cross = self._attention(
-                self.num_heads, self.in_features, self.cross_score, name="cross_attention"
-            )
-        self.cross_attention_norm = self._layer_norm()
-
-    @nn.nowrap
-    def _own_mask(self) -> AnyMask:
-        return combine(masks.causal(), self.mask)
-
-    def __call__(
+    def with_cache(
         self,
         x: Features,
-        memory: Memory,
-        mask: AnyMask = None,
-        memory_mask: AnyMask = None,
-        deterministic: Flag = None,
+        cache: KVCache,
         *,
         valid: Any = None,
-    ) -> Float[Array, "*B T D"]:
-        """The layer.
-
-        Args:
-            x: `[*B, T, in_features]`.
-            memory: `[*B, S, in_features]`.
-            mask: For self-attention, with the causal mask: a mask object or boolean array
-                `[*#B, #N, #T, #T]`, True where a query may see a key.
-            memory_mask: For attention to the memory, `[*#B, #N, #T, #S]`.
-            deterministic: Whether to leave dropout out; wins over the constructor's flag. By
-                position or by name: under `nn.remat` either works, traced or static.
-            valid: bool `[*#B, T]`, in a decoding step: which of its tokens are real.
-
-        Returns:
-            `[*B, T, in_features]`.
-        """
-
-        def look(query: Array, memory: Array) -> tuple[Array, None]:
-            return self.cross(query, memory, **self._told(memory_mask, deterministic)), None
-
-        return self._run(x, memory, mask, valid, look, deterministic)[0]
-
-    def with_weights(
-        self,
-        x: Features,
-        memory: Memory,
         mask: AnyMask = None,
-        memory_mask: AnyMask = None,
         deterministic: Flag = None,
-    ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B N T S"]]:
-        """The layer, and the weights of its attention to the memory, before dropout.
+    ) -> tuple[Float[Array, "*B T D"], KVCache]:
+        """The layer for the next tokens, causal: a layer of a decoder-only model.
 
         Args:
-            x: As in the call; so are the others.
-            memory: As in the call.
-            mask: As in the call.
-            memory_mask: As in the call.
+            x: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which tokens are real.
+            mask: Besides causality; the keys of an array are the cache's slots.
             deterministic: As in the call.
 
         Returns:
-            The output and `[*B, N, T, S]`; N is 1 for the mean.
+            `[*B, T, in_features]` and the next cache.
         """
-
-        def look(query: Array, memory: Array) -> tuple[Array, Array]:
-            weights = self.cross.attention_weights(query, memory, mask=memory_mask)
-            return self.cross(query, memory, **self._told(memory_mask, deterministic)), weights
-
-        return self._run(x, memory, mask, None, look, deterministic)
-
-    def with_stats(
-        self,
-        x: Features,
-        memory: Memory,
-        mask: AnyMask = None,
-        memory_mask: AnyMask = None,
-        deterministic: Flag = None,
-    ) -> tuple[Float[Array, "*B T D"], Stats]:
-        """The layer, and the statistics of its attention to the memory.
-
-        Args:
-            x: As in the call; so are the others.
-            memory: As in the call.
-            mask: As in the call.
-            memory_mask: As in the call.
-            deterministic: As in the call.
-
-        Returns:
-            The output and statistics `[*B, N, T]`; N is 1 for the mean.
-        """
-
-        def look(query: Array, memory: Array) -> tuple[Array, Stats]:
-            return self.cross.with_stats(query, memory, **self._told(memory_mask, deterministic))
-
-        return self._run(x, memory, mask, None, look, deterministic)
+        check_width("x", x, self.in_features, "[*B, T, in_features]")
+        x = jnp.asarray(cast(x, self.dtype))
+        options = {"valid": valid, "mask": mask, "deterministic": deterministic}
+        x, cache = self._attend_to_cache(x, cache, **options)
+        return self._feed_forward(x, deterministic), cache
 
     @nn.nowrap
-    def _told(self, mask: AnyMask, deterministic: Flag) -> dict[str, Any]:
-        # A mean has no weights to drop, so it takes no flags.
-        flags = {} if self.cross_attention == "mean" else {"deterministic": deterministic}
-        return {"mask": mask, **flags}
+    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> KVCache:
+        """What `with_cache` needs before the first token.
 
-    def _run(
-        self, x: Any, memory: Any, mask: AnyMask, valid: Any, look: Look[Extra], flag: Flag
-    ) -> tuple[Array, Extra]:
-        check_width("x", x, self.in_features, "[*B, T, in_features]")
-        check_width("memory", memory, self.in_features, "[*B, S, in_features]")
-        x, memory = (jnp.asarray(cast(part, self.dtype)) for part in (x, memory))
-        x = self._attend_to_self(x, mask, valid, flag)
-        norm = self.cross_attention_norm
-        change, extra = look(self._enter(norm, x), memory)
-        x = self._leave(norm, x, change, flag)
-        return self._feed_forward(x, flag), extra
+        Args:
+            batch: `*B`.
+            length: How many tokens there is room for.
+            dtype: What keys and values are stored in; None is the layer's, or float32.
+        """
+        return self._empty_cache(self.num_heads, self.in_features, batch, length, dtype)

@@ -10,10 +10,18 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import AnyMask, KeyInputs, QueryInputs, as_mask, check_width
+from attention_jax._modules.arguments import (
+    AnyMask,
+    KeyInputs,
+    QueryInputs,
+    as_mask,
+    check_width,
+    combine,
+)
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax._modules.shield import shielded
 from attention_jax.attend import attend, attend_with_stats, attention_weights
+from attention_jax.cache import KVCache
 from attention_jax.softmax import Stats
 
 
@@ -131,6 +139,35 @@ class MeanAttention(nn.Module):
         """
         query, key, _ = self._level(inputs_q, inputs_k)
         return attention_weights(query, key, mask=as_mask(mask), precision=self.precision)
+
+    def remember(self, inputs_k: KeyInputs, *, valid: Any = None) -> KVCache:
+        """The states, projected once to be averaged many times, as `MultiHeadAttention.remember`.
+
+        Args:
+            inputs_k: `[*B, S, in_kv_features]`.
+            valid: bool `[*#B, S]`, which of them are real.
+        """
+        empty = jnp.zeros((*inputs_k.shape[:-2], 0, self.in_features))
+        _, key, value = self._level(empty, inputs_k)
+        *batch, S, _, depth = value.shape
+        cache = KVCache.init(tuple(batch), S, 1, 1, value_depth=depth, dtype=value.dtype)
+        return cache.append(key, value, valid)
+
+    def recall(
+        self, inputs_q: QueryInputs, cache: KVCache, *, mask: AnyMask = None
+    ) -> Float[Array, "*B T Dq"]:
+        """The mean of what is remembered.
+
+        Args:
+            inputs_q: `[*B, T, in_features]`; only its length matters.
+            cache: From `remember`.
+            mask: As in the call.
+        """
+        query = jnp.zeros((*inputs_q.shape[:-1], 1, 1), cache.value.dtype)
+        options = self._options(combine(cache.mask(), mask))
+        with owned_by(self):
+            mean = attend(query, cache.key, cache.value, **options)
+        return self.out(mean[..., 0, :])
 
     def _level(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array, Array]:
         """Queries and keys that are all zero: every score is equal, whatever the inputs."""

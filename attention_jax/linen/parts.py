@@ -11,15 +11,15 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count, check_rate
-from attention_jax._modules import places
-from attention_jax._modules.arguments import AnyMask, Features, as_mask, check_choice, head_depth
+from attention_jax._modules.arguments import AnyMask, Features, as_mask, check_choice
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax.cache import KVCache
 from attention_jax.linen.attention import MultiHeadAttention
 from attention_jax.linen.mean import MeanAttention
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.randomness import Dropout
-from attention_jax.linen.scores import AnyPositions, AnyScore, check_score
+from attention_jax.linen.scores import AnyPositions, AnyScore
 
 Activation = Callable[[Array], Array]
 
@@ -35,6 +35,7 @@ class FeedForward(nn.Module):
         param_dtype: Dtype of the parameters.
         precision: As in `jax.lax.Precision`.
         kernel_init: Initialiser of the kernels.
+        out_kernel_init: That of the second kernel; None is `kernel_init`.
         bias_init: Initialiser of the biases.
         use_bias: Whether there are biases.
 
@@ -50,6 +51,7 @@ class FeedForward(nn.Module):
     param_dtype: Any = jnp.float32
     precision: Any = None
     kernel_init: Initializer = KERNEL_INIT
+    out_kernel_init: Initializer | None = None
     bias_init: Initializer = BIAS_INIT
     use_bias: bool = True
 
@@ -74,6 +76,7 @@ class FeedForward(nn.Module):
             "bias_init": self.bias_init,
         }
         hidden = self.activation(nn.Dense(self.mlp_features, name="hidden", **options)(x))
+        options["kernel_init"] = self.out_kernel_init or self.kernel_init
         return nn.Dense(self.in_features, name="out", **options)(hidden)
 
 
@@ -97,6 +100,7 @@ class Parts(nn.Module, kw_only=True):
     param_dtype: Any = jnp.float32
     precision: Any = None
     kernel_init: Initializer = KERNEL_INIT
+    out_kernel_init: Initializer | None = None
     bias_init: Initializer = BIAS_INIT
     use_bias: bool = True
     implementation: str | tuple[str, ...] | None = None
@@ -109,13 +113,11 @@ class Parts(nn.Module, kw_only=True):
         """Raises, while the layer is written down, what its parts would raise when it is used."""
         check_count("in_features", features, 1)
         check_count("mlp_features", mlp_features, 1)
-        head_depth(features, num_heads, self.num_kv_heads or num_heads)
         check_choice("norm", self.norm, "post", "pre")
         check_rate("dropout_rate", self.dropout_rate)
         check_rate("attention_dropout_rate", self.attention_dropout_rate)
-        check_score(self.score)
-        places.recipe(positions)
-        as_mask(self.mask)
+        self.mask = as_mask(self.mask)
+        self._self_attention(num_heads, features, self.mask, positions=positions, parent=None)
 
     @nn.nowrap
     def _take(self, *names: str) -> dict[str, Any]:
@@ -144,9 +146,9 @@ class Parts(nn.Module, kw_only=True):
     ) -> MultiHeadAttention:
         options |= {"score": score, "dropout_rate": self.attention_dropout_rate}
         options |= self._take("num_kv_heads", "normalize_qk", "value_features", "deterministic")
-        options |= self._take("implementation", "block_size")
+        options |= self._take("implementation", "block_size", "out_kernel_init")
         # None is what every one of them is by default; a partial may have its own.
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {n: value for n, value in options.items() if value is not None or n == "parent"}
         return make(num_heads, features, **given, **self._linear())
 
     @nn.nowrap
@@ -154,7 +156,15 @@ class Parts(nn.Module, kw_only=True):
         self, num_heads: int, features: int, mask: AnyMask, **options: Any
     ) -> MultiHeadAttention:
         own = {"mask": mask, "make": self.attention, **self._take("positions", "fused_qkv")}
-        return self._attention(num_heads, features, self.score, **own, **options)
+        return self._attention(num_heads, features, self.score, **{**own, **options})
+
+    @nn.nowrap
+    def _empty_cache(
+        self, num_heads: int, features: int, batch: Any, length: int, dtype: Any
+    ) -> KVCache:
+        """A cache for the self-attention of one layer."""
+        layer = self._self_attention(num_heads, features, None, parent=None)
+        return layer.new_cache(batch, length, dtype=dtype)
 
     @nn.nowrap
     def _mean(self, features: int, **options: Any) -> MeanAttention:
@@ -164,7 +174,8 @@ class Parts(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _feed_forward_network(self, features: int, mlp_features: int) -> FeedForward:
-        return FeedForward(features, mlp_features, activation=self.activation, **self._linear())
+        own = self._take("activation", "out_kernel_init")
+        return FeedForward(features, mlp_features, **own, **self._linear())
 
     @nn.nowrap
     def _layer_norm(self, **options: Any) -> LayerNorm:

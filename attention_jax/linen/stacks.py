@@ -1,94 +1,29 @@
 """Layers on top of one another: encoder and decoder, from features to features."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
     AnyMask,
     Features,
     Memory,
-    cast,
     check_choice,
-    check_width,
 )
+from attention_jax._modules.caches import DecoderCache
 from attention_jax._modules.flags import Flag
-from attention_jax._modules.policy import Remat, checkpoint_policy
-from attention_jax.linen.layers import TransformerDecoderLayer, TransformerEncoderLayer
-from attention_jax.linen.parts import Parts
+from attention_jax.cache import KVCache
+from attention_jax.linen.decoder_layer import TransformerDecoderLayer
+from attention_jax.linen.layers import TransformerEncoderLayer
 from attention_jax.linen.scores import AnyScore, check_score
+from attention_jax.linen.stacking import LayerStack, stacked
 from attention_jax.softmax import Stats
 
-Call = Callable[[Any, Array], tuple[Array, Any]]
 
-
-class _Stack(Parts):
-    """What both stacks share: their layers, and a norm at the end of pre-norm ones."""
-
-    num_layers: int
-    num_heads: int
-    in_features: int
-    mlp_features: int
-    _: dataclasses.KW_ONLY
-    decode: bool = False
-    scan_layers: bool = False
-    remat: Remat = False
-
-    def __post_init__(self) -> None:
-        check_count("num_layers", self.num_layers, 1)
-        checkpoint_policy(self.remat)
-        self._check(self.num_heads, self.in_features, self.mlp_features, self.positions)
-        super().__post_init__()
-
-    def setup(self) -> None:
-        """The layers, and the norm."""
-        one = self._layer
-        self.layers = one() if self.scan_layers else [one() for _ in range(self.num_layers)]
-        # Pre-norm layers leave their sum as it is, so the stack ends in a norm; post-norm has it.
-        self.last_norm = self._layer_norm(name="norm") if self.norm == "pre" else None
-
-    @nn.nowrap
-    def _layer(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no layers")
-
-    @nn.nowrap
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.num_heads, self.in_features, self.mlp_features
-
-    def _each(self, call: Call, x: Any) -> tuple[Array, Any]:
-        """`x, extra = call(layer, x)`, layer by layer; the extras come stacked."""
-        check_width("x", x, self.in_features, "[*B, length, in_features]")
-        x = jnp.asarray(cast(x, self.dtype))
-        if self.remat is not False:
-            call = nn.remat(call, policy=checkpoint_policy(self.remat))
-        if self.scan_layers:
-            scan = nn.scan(
-                lambda layer, x, _: call(layer, x),
-                variable_axes={True: 0},
-                split_rngs={True: True},
-                length=self.num_layers,
-            )
-            x, extras = scan(self.layers, x, None)
-            return self._finish(x), extras
-        every = []
-        for layer in self.layers:
-            x, extra = call(layer, x)
-            every.append(extra)
-        return self._finish(x), jax.tree.map(lambda *parts: jnp.stack(parts), *every)
-
-    @nn.nowrap
-    def _finish(self, x: Any) -> Array:
-        return jnp.asarray(x) if self.last_norm is None else self.last_norm(x)
-
-
-class TransformerEncoder(_Stack):
+class TransformerEncoder(LayerStack):
     """Encoder layers on top of one another: every state comes to know the whole source.
 
     Args:
@@ -128,6 +63,7 @@ class TransformerEncoder(_Stack):
         deterministic: Flag = None,
         *,
         valid: Any = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B S D"]:
         """The states after the last layer.
 
@@ -136,18 +72,64 @@ class TransformerEncoder(_Stack):
             mask: A mask object or boolean array `[*#B, #N, #S, #S]`, True where a query may see.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             valid: bool `[*#B, S]`, in a decoding step: which of its tokens are real.
+            query_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default; a decoding step has its
+                own.
 
         Returns:
             `[*B, S, in_features]`.
         """
+        told = {"valid": valid, "query_positions": query_positions}
 
-        def call(layer: Any, x: Array) -> tuple[Array, None]:
-            return layer(x, mask, deterministic, valid=valid), None
+        def call(layer: Any, x: Any, item: None) -> tuple[Array, None]:
+            return layer(x, mask, deterministic, **told), None
 
-        return self._each(call, x)[0]
+        return self._finish(self._each(call, self._enter(x))[0])
+
+    @nn.nowrap
+    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+        """What `with_cache` needs before the first token: each layer's cache.
+
+        Args:
+            batch: `*B`.
+            length: How many tokens there is room for.
+            dtype: What keys and values are stored in; None is the layers', or float32.
+        """
+        sizes = (self.num_heads, self.in_features)
+        # Each has buffers of its own, so that all can be donated.
+        every = [self._empty_cache(*sizes, batch, length, dtype) for _ in range(self.num_layers)]
+        return stacked(every) if self.scan_layers else tuple(every)
+
+    def with_cache(
+        self,
+        x: Features,
+        cache: Any,
+        *,
+        valid: Any = None,
+        mask: AnyMask = None,
+        deterministic: Flag = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens, causal: the stack of a decoder-only model.
+
+        Args:
+            x: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which tokens are real.
+            mask: Besides causality; the keys of an array are the cache's slots.
+            deterministic: As in the call.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        options = {"valid": valid, "mask": mask, "deterministic": deterministic}
+
+        def call(layer: Any, x: Any, own: KVCache) -> tuple[Array, KVCache]:
+            return layer.with_cache(x, own, **options)
+
+        x, cache = self._each(call, self._enter(x), cache)
+        return self._finish(x), cache
 
 
-class TransformerDecoder(_Stack):
+class TransformerDecoder(LayerStack):
     """Decoder layers on top of one another: causal on itself, and seeing a memory in every layer.
 
     Args:
@@ -203,6 +185,7 @@ class TransformerDecoder(_Stack):
         deterministic: Flag = None,
         *,
         valid: Any = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T D"]:
         """The states after the last layer.
 
@@ -213,15 +196,18 @@ class TransformerDecoder(_Stack):
             memory_mask: For attention to the memory.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             valid: bool `[*#B, T]`, in a decoding step: which of its tokens are real.
+            query_positions: ints `[T]` or `[*B, T]`, where x stands, 0..T-1 by default; a decoding
+                step has its own.
 
         Returns:
             `[*B, T, in_features]`.
         """
+        told = {"valid": valid, "query_positions": query_positions}
 
-        def call(layer: Any, x: Array) -> tuple[Array, None]:
-            return layer(x, memory, mask, memory_mask, deterministic, valid=valid), None
+        def call(layer: Any, x: Any, item: None) -> tuple[Array, None]:
+            return layer(x, memory, mask, memory_mask, deterministic, **told), None
 
-        return self._each(call, x)[0]
+        return self._finish(self._each(call, self._enter(x))[0])
 
     def with_weights(
         self,
@@ -244,10 +230,11 @@ class TransformerDecoder(_Stack):
             The states and `[num_layers, *B, N, T, S]`.
         """
 
-        def call(layer: Any, x: Array) -> tuple[Array, Any]:
+        def call(layer: Any, x: Any, item: None) -> tuple[Array, Any]:
             return layer.with_weights(x, memory, mask, memory_mask, deterministic)
 
-        return self._each(call, x)
+        x, every = self._each(call, self._enter(x))
+        return self._finish(x), self._stack(every)
 
     def with_stats(
         self,
@@ -272,7 +259,56 @@ class TransformerDecoder(_Stack):
             The states and statistics `[num_layers, *B, N, T]`.
         """
 
-        def call(layer: Any, x: Array) -> tuple[Array, Any]:
+        def call(layer: Any, x: Any, item: None) -> tuple[Array, Any]:
             return layer.with_stats(x, memory, mask, memory_mask, deterministic)
 
-        return self._each(call, x)
+        x, every = self._each(call, self._enter(x))
+        return self._finish(x), self._stack(every)
+
+    def new_cache(
+        self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
+    ) -> Any:
+        """What `with_cache` needs before the first token: each layer's keys, values and memory.
+
+        Args:
+            memory: `[*B, S, in_features]`.
+            length: How many tokens there is room for.
+            dtype: What keys and values of the tokens are stored in.
+            memory_valid: bool `[*#B, S]`, which states are real.
+        """
+
+        def call(layer: Any, carry: None, item: None) -> tuple[None, DecoderCache]:
+            return None, layer.new_cache(memory, length, dtype=dtype, memory_valid=memory_valid)
+
+        return self._each(call, None)[1]
+
+    def with_cache(
+        self,
+        x: Features,
+        cache: Any,
+        memory_mask: AnyMask = None,
+        *,
+        valid: Any = None,
+        mask: AnyMask = None,
+        deterministic: Flag = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens.
+
+        Args:
+            x: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before and the memory, from `new_cache`.
+            memory_mask: For attention to the memory.
+            valid: bool `[*#B, T]`, which tokens are real.
+            mask: Besides causality; the keys of an array are the cache's slots.
+            deterministic: As in the call.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        options = {"valid": valid, "mask": mask, "deterministic": deterministic}
+
+        def call(layer: Any, x: Any, own: DecoderCache) -> tuple[Array, DecoderCache]:
+            return layer.with_cache(x, own, memory_mask, **options)
+
+        x, cache = self._each(call, self._enter(x), cache)
+        return self._finish(x), cache

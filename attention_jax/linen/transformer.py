@@ -21,10 +21,11 @@ from attention_jax._modules.arguments import (
     check_tokens,
     token_mask,
 )
+from attention_jax._modules.caches import first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
-from attention_jax.linen.embedding import AbsolutePositions, absolute
+from attention_jax.linen.embedding import AbsolutePositions, absolute, check_length
 from attention_jax.linen.parts import Parts
 from attention_jax.linen.scores import AnyPositions, AnyScore, check_score
 from attention_jax.linen.stacks import TransformerDecoder, TransformerEncoder
@@ -145,7 +146,12 @@ class Transformer(Parts):
         )
 
     def encode(
-        self, source: Source, source_mask: AnyMask = None, deterministic: Flag = None
+        self,
+        source: Source,
+        source_mask: AnyMask = None,
+        deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
     ) -> Float[Array, "*B S D"]:
         """The encoder's states, one for each source token.
 
@@ -153,14 +159,15 @@ class Transformer(Parts):
             source: Ids `[*B, S]`.
             source_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand, 0..S-1 by default.
 
         Returns:
             `[*B, S, features]`.
         """
         check_tokens("source", source)
-        x = self._embed(self.source_embedding, source, deterministic)
+        x = self._embed(self.source_embedding, source, deterministic, query_positions)
         mask = token_mask("source_mask", source_mask, np.shape(source))
-        return self.encoder(x, mask, deterministic)
+        return self.encoder(x, mask, deterministic, query_positions=query_positions)
 
     def decode(
         self,
@@ -169,6 +176,8 @@ class Transformer(Parts):
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token.
 
@@ -178,12 +187,13 @@ class Transformer(Parts):
             target_mask: Which target tokens are real.
             memory_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand, 0..T-1 by default.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
         """
-        states = self.decode_states(target, memory, target_mask, memory_mask, deterministic)
-        return self.logits(states)
+        inputs = (target, memory, target_mask, memory_mask, deterministic)
+        return self.logits(self.decode_states(*inputs, query_positions=query_positions))
 
     def decode_states(
         self,
@@ -192,6 +202,8 @@ class Transformer(Parts):
         target_mask: AnyMask = None,
         memory_mask: AnyMask = None,
         deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T D"]:
         """The decoder's states, from which `logits` are made.
 
@@ -201,12 +213,63 @@ class Transformer(Parts):
             target_mask: As in `decode`.
             memory_mask: As in `decode`.
             deterministic: As in `decode`.
+            query_positions: As in `decode`.
 
         Returns:
             `[*B, T, features]`.
         """
-        inputs = self._inputs(target, memory, target_mask, memory_mask, deterministic)
-        return self.decoder(*inputs, deterministic=deterministic)
+        masks, at = (target_mask, memory_mask), query_positions
+        inputs = self._inputs(target, memory, *masks, deterministic, at)
+        return self.decoder(*inputs, deterministic=deterministic, query_positions=at)
+
+    def new_cache(
+        self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
+    ) -> Any:
+        """What `with_cache` needs before the first target token.
+
+        Args:
+            memory: The encoder's states `[*B, S, features]`; every layer projects them here, once.
+            length: How many tokens there is room for.
+            dtype: What keys and values of the tokens are stored in; None is the layers', or
+                float32.
+            memory_valid: bool `[*#B, S]`, which states are real; or say so by a mask in each step.
+
+        Returns:
+            Each layer's cache.
+
+        Raises:
+            ValueError: If there are fewer learned positions.
+        """
+        check_length(length, self.max_length)
+        return self.decoder.new_cache(memory, length, dtype=dtype, memory_valid=memory_valid)
+
+    def with_cache(
+        self,
+        target: Target,
+        cache: Any,
+        memory_mask: AnyMask = None,
+        *,
+        valid: Any = None,
+        deterministic: Flag = None,
+    ) -> tuple[Float[Array, "*B T vocab"], Any]:
+        """Logits of the token after each of the next target tokens: rows of `decode`.
+
+        Args:
+            target: Ids `[*B, T]` of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            memory_mask: Which source tokens are real.
+            valid: bool `[*#B, T]`, which target tokens are real.
+            deterministic: Whether to leave dropout out; wins over the constructor's flag.
+
+        Returns:
+            `[*B, T, target_vocab]` and the next cache.
+        """
+        check_tokens("target", target)
+        at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
+        x = self._embed(self.target_embedding, target, deterministic, at)
+        options = {"valid": valid, "deterministic": deterministic}
+        x, cache = self.decoder.with_cache(x, cache, memory_mask, **options)
+        return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
         """Logits of target tokens.
@@ -289,9 +352,9 @@ class Transformer(Parts):
         inputs = self._both(source, target, source_mask, target_mask)
         return self.decoder.with_stats(*inputs, deterministic=True)[1]
 
-    def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag) -> Array:
+    def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag, at: Any = None) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
-        return self.dropout(self.places(x), deterministic=deterministic)
+        return self.dropout(self.places(x, at), deterministic=deterministic)
 
     def _inputs(
         self,
@@ -300,9 +363,10 @@ class Transformer(Parts):
         target_mask: AnyMask,
         memory_mask: AnyMask,
         deterministic: Flag,
+        at: Any = None,
     ) -> tuple[Any, ...]:
         check_tokens("target", target)
-        x = self._embed(self.target_embedding, target, deterministic)
+        x = self._embed(self.target_embedding, target, deterministic, at)
         masks = (
             token_mask("target_mask", target_mask, np.shape(target)),
             token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),

@@ -231,7 +231,8 @@ class MultiHeadAttention(ProjectedAttention):
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where the dropout key comes from; wins over the layer's own stream.
             sow_weights: Whether to sow the weights, before dropout, as the intermediate
-                "attention_weights"; that takes O(T·S) memory.
+                "attention_weights"; that takes O(T·S) memory. As in Flax a decoding step's are over
+                the cache's slots, 0 for those not written yet.
 
         Returns:
             `[*B, T, out_features]`.
@@ -244,9 +245,8 @@ class MultiHeadAttention(ProjectedAttention):
         flags = {"deterministic": deterministic, "rngs": rngs}
         if self.decode if decode is None else decode:
             self._check_decode(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
-            if sow_weights:
-                raise NotImplementedError("sow_weights: a decoding step has no weights to sow")
-            out, cache = self.with_cache(inputs_q, self._own_cache(), mask=mask, bias=bias, **flags)
+            told = {"mask": mask, "bias": bias, "sow_weights": sow_weights}
+            out, cache = self._append(inputs_q, self._own_cache(), None, **told, **flags)
             self._keep(cache)
             return out
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)

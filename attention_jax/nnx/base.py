@@ -9,9 +9,11 @@ from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
+from attention_jax.masks import Mask
 from attention_jax.nnx.places import PositionParameters
 from attention_jax.nnx.randomness import AnyRngs, dropout_key, fork_stream, is_training
 from attention_jax.nnx.scores import ScoreParameters
@@ -66,20 +68,26 @@ class AttentionLayer(nnx.Module):
         deterministic: Flag,
         rngs: AnyRngs,
         statistics: bool = False,
+        count: Array | None = None,
         **positions: Any,
     ) -> Result:
-        """One call of the engine, with everything the layer has settled."""
+        """One call of the engine, with everything the layer has settled.
+
+        `count` says that the keys are those of a cache: how many tokens there are so far.
+        """
         name = type(self).__name__
         told = self.deterministic if deterministic is None else deterministic
         adapting = self.score.adapts and told is not None and is_concrete(told) and not told
+
+        score, mask = self._seen(mask, count)
 
         def run(**dropout: Any) -> Result:
             request = make_request(
                 query,
                 key,
                 value,
-                score=self._score(),
-                mask=combine(self.mask, mask),
+                score=score,
+                mask=mask,
                 bias=bias,
                 block_size=self.block_size,
                 precision=self.precision,
@@ -112,18 +120,31 @@ class AttentionLayer(nnx.Module):
         return result.out, result.stats
 
     def _weights(
-        self, query: Array, key: Array, *, mask: AnyMask, bias: AnyBias, **positions: Any
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: AnyMask,
+        bias: AnyBias,
+        count: Array | None = None,
+        **positions: Any,
     ) -> Array:
         """The weights that a call of the engine would use, before dropout."""
+        score, mask = self._seen(mask, count)
         return attention_weights(
             query,
             key,
-            score=self._score(),
-            mask=combine(self.mask, mask),
+            score=score,
+            mask=mask,
             bias=bias,
             precision=self.precision,
             **positions,
         )
+
+    def _seen(self, mask: AnyMask, count: Array | None) -> tuple[Score, Mask | None]:
+        """The score, and the layer's own mask with the call's; by position over a cache."""
+        score, mask = self._score(), combine(self.mask, mask)
+        return (score, mask) if count is None else (counted(score, count), by_position(mask))
 
     def _score(self) -> Score:
         """The score, and what the position scheme adds to it."""

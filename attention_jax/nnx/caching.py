@@ -22,7 +22,6 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
-from attention_jax.kernels.request import Result
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
 
@@ -108,21 +107,39 @@ class CachedAttention(AttentionLayer):
         Raises:
             ValueError: If shapes do not fit, or the tokens do not and that is known.
         """
+        told = {"mask": mask, "bias": bias}
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        return self._append(inputs, cache, valid, sow_weights=False, **told, **flags)
+
+    def _append(
+        self,
+        inputs: Any,
+        cache: KVCache,
+        valid: Any,
+        *,
+        mask: AnyMask,
+        bias: AnyBias,
+        sow_weights: bool,
+        **flags: Any,
+    ) -> tuple[Array, KVCache]:
+        """`with_cache`; and the weights, `[*B, N, T, slots]`, sown where they are asked for."""
         T = inputs.shape[-2]
         at = cache.next_positions(T, valid)
         query, key, value = self._project(inputs, inputs, inputs, at, at)
         after = cache.append(key, value, valid)
         # In a rolling cache a chunk may overwrite what its own first queries see.
         seen = cache.beside(key, value, valid) if cache.rolling and T > 1 else after
-        result = self._look(
-            query,
-            seen,
-            mask=combine(masks.causal(), mask),
-            bias=bias,
-            deterministic=deterministic,
-            rngs=rngs,
-            query_positions=at,
-        )
+        told = {
+            "mask": combine(seen.mask(), masks.causal(), mask),
+            "bias": bias,
+            "query_positions": at,
+            "key_positions": seen.positions(),
+            "count": seen.lengths,
+        }
+        if sow_weights:
+            weights = self._weights(query, seen.key, **told)
+            self.sow(nnx.Intermediate, "attention_weights", weights)
+        result = self._run(query, seen.key, seen.value, **told, **flags)
         return self._leave(result.out, after), after
 
     def remember(
@@ -170,14 +187,16 @@ class CachedAttention(AttentionLayer):
         query = self._project_query(inputs_q, query_positions)
         if query_positions is None:
             query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)
-        result = self._look(
+        result = self._run(
             query,
-            cache,
-            mask=mask,
+            cache.key,
+            cache.value,
+            mask=combine(cache.mask(), mask),
             bias=bias,
+            query_positions=query_positions,
+            key_positions=cache.positions(),
             deterministic=deterministic,
             rngs=rngs,
-            query_positions=query_positions,
         )
         return self._leave(result.out, cache)
 
@@ -234,19 +253,6 @@ class CachedAttention(AttentionLayer):
     def _keep(self, cache: KVCache) -> None:
         for field, name in _NAMES.items():
             getattr(self, name)[...] = getattr(cache, field)
-
-    def _look(
-        self, query: Array, cache: KVCache, *, mask: AnyMask, query_positions: Any, **options: Any
-    ) -> Result:
-        return self._run(
-            query,
-            cache.key,
-            cache.value,
-            mask=combine(cache.mask(), mask),
-            query_positions=query_positions,
-            key_positions=cache.positions(),
-            **options,
-        )
 
     def _leave(self, out: Array, cache: KVCache) -> Array:
         """The output projection; NaN for an example that lost a token, even if it sees nothing."""

@@ -20,7 +20,6 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import DecoderCache
 from attention_jax._modules.flags import Flag
-from attention_jax.cache import KVCache
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.layers import Extra, Layer
 from attention_jax.nnx.mean import MeanAttention
@@ -109,6 +108,7 @@ class TransformerDecoderLayer(Layer):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T D"]:
         """The layer.
 
@@ -120,16 +120,18 @@ class TransformerDecoderLayer(Layer):
             memory_mask: For attention to the memory, `[*#B, #N, #T, #S]`.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layer's own streams.
+            query_positions: ints `[T]` or `[*B, T]`, where x stands, 0..T-1 by default.
 
         Returns:
             `[*B, T, in_features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
+        at = query_positions
 
         def look(query: Array, memory: Array) -> tuple[Array, None]:
-            return self.cross_attention(query, memory, **self._cross(memory_mask, flags)), None
+            return self.cross_attention(query, memory, **self._cross(memory_mask, flags, at)), None
 
-        return self._run(x, memory, mask, look, flags)[0]
+        return self._run(x, memory, mask, look, flags, at)[0]
 
     def with_weights(
         self,
@@ -140,6 +142,7 @@ class TransformerDecoderLayer(Layer):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B N T S"]]:
         """The layer, and the weights of its attention to the memory, before dropout.
 
@@ -150,17 +153,22 @@ class TransformerDecoderLayer(Layer):
             memory_mask: As in the call.
             deterministic: As in the call.
             rngs: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The output and `[*B, N, T, S]`; N is 1 for the mean.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
+        at = query_positions
 
         def look(query: Array, memory: Array) -> tuple[Array, Array]:
-            weights = self.cross_attention.attention_weights(query, memory, mask=memory_mask)
-            return self.cross_attention(query, memory, **self._cross(memory_mask, flags)), weights
+            options = {"mask": memory_mask, **self._standing(at)}
+            weights = self.cross_attention.attention_weights(query, memory, **options)
+            return self.cross_attention(
+                query, memory, **self._cross(memory_mask, flags, at)
+            ), weights
 
-        return self._run(x, memory, mask, look, flags)
+        return self._run(x, memory, mask, look, flags, at)
 
     def with_stats(
         self,
@@ -171,6 +179,7 @@ class TransformerDecoderLayer(Layer):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The layer, and the statistics of its attention to the memory.
 
@@ -181,16 +190,20 @@ class TransformerDecoderLayer(Layer):
             memory_mask: As in the call.
             deterministic: As in the call.
             rngs: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The output and statistics `[*B, N, T]`; N is 1 for the mean.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
+        at = query_positions
 
         def look(query: Array, memory: Array) -> tuple[Array, Stats]:
-            return self.cross_attention.with_stats(query, memory, **self._cross(memory_mask, flags))
+            return self.cross_attention.with_stats(
+                query, memory, **self._cross(memory_mask, flags, at)
+            )
 
-        return self._run(x, memory, mask, look, flags)
+        return self._run(x, memory, mask, look, flags, at)
 
     def new_cache(
         self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
@@ -242,7 +255,7 @@ class TransformerDecoderLayer(Layer):
         x = jnp.asarray(cast(x, self.dtype))
         at = cache.own.next_positions(x.shape[-2], valid)
         x, own = self._attend_to_cache(x, cache.own, valid=valid, mask=mask, **flags)
-        options = self._cross(memory_mask, {"query_positions": at, **flags})
+        options = self._cross(memory_mask, flags, at)
 
         def look(query: Array) -> tuple[Array, None]:
             return self.cross_attention.recall(query, cache.memory, **options), None
@@ -250,17 +263,29 @@ class TransformerDecoderLayer(Layer):
         x, _ = self._around(self.cross_attention_norm, x, look, **flags)
         return self._feed_forward(x, **flags), DecoderCache(own, cache.memory)
 
-    def _cross(self, mask: AnyMask, flags: dict[str, Any]) -> dict[str, Any]:
+    def _standing(self, at: Any) -> dict[str, Any]:
+        # A mean has no positions, and is the same wherever its queries stand.
+        mean = isinstance(self.cross_attention, MeanAttention)
+        return {} if mean else {"query_positions": at}
+
+    def _cross(self, mask: AnyMask, flags: dict[str, Any], at: Any) -> dict[str, Any]:
         # A mean has no weights to drop, so it takes no flags.
-        return {"mask": mask, **({} if isinstance(self.cross_attention, MeanAttention) else flags)}
+        flags = {} if isinstance(self.cross_attention, MeanAttention) else flags
+        return {"mask": mask, **flags, **self._standing(at)}
 
     def _run(
-        self, x: Any, memory: Any, mask: AnyMask, look: Look[Extra], flags: dict[str, Any]
+        self,
+        x: Any,
+        memory: Any,
+        mask: AnyMask,
+        look: Look[Extra],
+        flags: dict[str, Any],
+        at: Any,
     ) -> tuple[Array, Extra]:
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_width("memory", memory, self.in_features, "[*B, S, in_features]")
         x, memory = (jnp.asarray(cast(part, self.dtype)) for part in (x, memory))
-        x = self._attend_to_self(x, mask, **flags)
+        x = self._attend_to_self(x, mask, query_positions=at, **flags)
         x, extra = self._around(
             self.cross_attention_norm, x, lambda query: look(query, memory), **flags
         )

@@ -54,6 +54,7 @@ class GraphAttention(AttentionLayer):
         kernel_init: Initialiser of the kernels and of v.
         bias_init: Initialiser of the output's bias.
         use_bias: Whether the output has a bias.
+        mask: A mask object or boolean array that holds in every call, besides the neighbours.
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
         rngs: Streams for the parameters and, with a rate, "dropout".
@@ -92,6 +93,7 @@ class GraphAttention(AttentionLayer):
         kernel_init: Initializer = KERNEL_INIT,
         bias_init: Initializer = BIAS_INIT,
         use_bias: bool = True,
+        mask: AnyMask = None,
         implementation: str | tuple[str, ...] | None = None,
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
@@ -120,7 +122,7 @@ class GraphAttention(AttentionLayer):
         if use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (width,), param_dtype))
         self._settle(
-            mask=None,
+            mask=mask,
             dropout_rate=dropout_rate,
             deterministic=deterministic,
             precision=precision,

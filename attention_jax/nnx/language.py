@@ -11,18 +11,17 @@ from jaxtyping import Float
 from attention_jax import masks
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
+from attention_jax._modules import arguments
 from attention_jax._modules.arguments import (
     AnyMask,
     Features,
     Target,
     check_tokens,
     combine,
-    token_mask,
 )
 from attention_jax._modules.caches import first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
-from attention_jax.masks import Mask
 from attention_jax.nnx.embedding import absolute
 from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import AnyRngs, Dropout
@@ -153,8 +152,10 @@ class TransformerLM(nnx.Module):
             `[*B, T, vocab]`.
         """
         check_tokens("tokens", tokens)
-        at = _places(token_mask, np.shape(tokens)) if query_positions is None else query_positions
-        mask = _key_mask(token_mask, np.shape(tokens))
+        at = query_positions
+        if at is None:
+            at = arguments.real_places(token_mask, np.shape(tokens))
+        mask = arguments.token_mask("token_mask", token_mask, np.shape(tokens))
         flags = {"deterministic": deterministic, "rngs": rngs}
         x = self._embed(tokens, at, **flags)
         return self.logits(self.decoder(x, mask, query_positions=at, **flags))
@@ -220,15 +221,3 @@ class TransformerLM(nnx.Module):
     def _embed(self, tokens: Any, at: Any, **flags: Any) -> Array:
         x = self.embedding(jnp.asarray(tokens)) * self.features**0.5
         return self.dropout(self.places(x, at), **flags)
-
-
-def _key_mask(mask: AnyMask, shape: tuple[int, ...]) -> Mask | None:
-    return token_mask("token_mask", mask, shape)
-
-
-def _places(mask: Any, shape: tuple[int, ...]) -> Array | None:
-    """Real tokens before each, where a mask says which are real; None is 0..T-1."""
-    if mask is None or isinstance(mask, Mask) or np.shape(mask) != shape:
-        return None
-    real = jnp.asarray(mask).astype(jnp.int32)
-    return jnp.cumsum(real, axis=-1, dtype=jnp.int32) - real

@@ -51,6 +51,7 @@ class AttentionPooling(AttentionLayer):
         kernel_init: Initialiser of the kernels and of the queries `[Q, A]`.
         bias_init: Initialiser of the biases.
         use_bias: Whether W and U have biases.
+        mask: A mask object or boolean array that holds in every call.
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
         rngs: Streams for the parameters and, with a rate, "dropout".
@@ -88,6 +89,7 @@ class AttentionPooling(AttentionLayer):
         kernel_init: Initializer = KERNEL_INIT,
         bias_init: Initializer = BIAS_INIT,
         use_bias: bool = True,
+        mask: AnyMask = None,
         implementation: str | tuple[str, ...] | None = None,
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
@@ -114,7 +116,7 @@ class AttentionPooling(AttentionLayer):
         drawn = kernel_init(rngs.params(), (hidden_features, num_queries), param_dtype)
         self.queries = nnx.Param(drawn.T)
         self._settle(
-            mask=None,
+            mask=mask,
             dropout_rate=dropout_rate,
             deterministic=deterministic,
             precision=precision,

@@ -213,6 +213,7 @@ class TransformerDecoder(LayerStack):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T D"]:
         """The states after the last layer.
 
@@ -223,14 +224,15 @@ class TransformerDecoder(LayerStack):
             memory_mask: For attention to the memory.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
+            query_positions: ints `[T]` or `[*B, T]`, where x stands, 0..T-1 by default.
 
         Returns:
             `[*B, T, in_features]`.
         """
+        options = {"deterministic": deterministic, "query_positions": query_positions}
 
         def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, None]:
-            flags = {"deterministic": deterministic, "rngs": rngs}
-            return layer(x, memory, mask, memory_mask, **flags), None
+            return layer(x, memory, mask, memory_mask, rngs=rngs, **options), None
 
         return self._finish(self._each(call, self._enter(x), rngs=rngs)[0])
 

@@ -121,19 +121,14 @@ class Transformer(nnx.Module):
                 f"and target_vocab {target_vocab}"
             )
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-        init = jax.nn.initializers.normal(features**-0.5)
+        init = embedding_init or jax.nn.initializers.normal(features**-0.5)
         self.dtype = dtype
         self.places, scheme = absolute(positions, max_length, features, param_dtype, rngs)
-        self.target_embedding = nnx.Embed(
-            target_vocab, features, embedding_init=embedding_init or init, rngs=rngs, **dtypes
-        )
-        self.source_embedding = (
-            self.target_embedding
-            if share_embedding
-            else nnx.Embed(
-                source_vocab, features, embedding_init=embedding_init or init, rngs=rngs, **dtypes
-            )
-        )
+        drawn = {"embedding_init": init, "rngs": rngs, **dtypes}
+        self.target_embedding = nnx.Embed(target_vocab, features, **drawn)
+        self.source_embedding = self.target_embedding
+        if not share_embedding:
+            self.source_embedding = nnx.Embed(source_vocab, features, **drawn)
         shared = {
             "norm": norm,
             "score": score,
@@ -164,6 +159,7 @@ class Transformer(nnx.Module):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B S D"]:
         """The encoder's states, one for each source token.
 
@@ -172,14 +168,16 @@ class Transformer(nnx.Module):
             source_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
+            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand, 0..S-1 by default.
 
         Returns:
             `[*B, S, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
         check_tokens("source", source)
-        x = self._embed(self.source_embedding, source, **flags)
-        return self.encoder(x, token_mask("source_mask", source_mask, np.shape(source)), **flags)
+        x = self._embed(self.source_embedding, source, query_positions, **flags)
+        mask = token_mask("source_mask", source_mask, np.shape(source))
+        return self.encoder(x, mask, query_positions=query_positions, **flags)
 
     def decode(
         self,
@@ -190,6 +188,7 @@ class Transformer(nnx.Module):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token.
 
@@ -200,12 +199,13 @@ class Transformer(nnx.Module):
             memory_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
+            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand, 0..T-1 by default.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
         """
-        flags = {"deterministic": deterministic, "rngs": rngs}
-        return self.logits(self.decode_states(target, memory, target_mask, memory_mask, **flags))
+        told = {"deterministic": deterministic, "rngs": rngs, "query_positions": query_positions}
+        return self.logits(self.decode_states(target, memory, target_mask, memory_mask, **told))
 
     def decode_states(
         self,
@@ -216,6 +216,7 @@ class Transformer(nnx.Module):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> Float[Array, "*B T D"]:
         """The decoder's states, from which `logits` are made.
 
@@ -226,12 +227,15 @@ class Transformer(nnx.Module):
             memory_mask: As in `decode`.
             deterministic: As in `decode`.
             rngs: As in `decode`.
+            query_positions: As in `decode`.
 
         Returns:
             `[*B, T, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
-        return self.decoder(*self._inputs(target, memory, target_mask, memory_mask, flags), **flags)
+        masks, at = (target_mask, memory_mask), query_positions
+        inputs = self._inputs(target, memory, *masks, flags, at)
+        return self.decoder(*inputs, query_positions=at, **flags)
 
     def new_cache(
         self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
@@ -374,10 +378,10 @@ class Transformer(nnx.Module):
         return self.dropout(self.places(x, at), **flags)
 
     def _inputs(
-        self, target: Any, memory: Any, target_mask: Any, memory_mask: Any, flags: Any
+        self, target: Any, memory: Any, target_mask: Any, memory_mask: Any, flags: Any, at: Any
     ) -> tuple[Any, ...]:
         check_tokens("target", target)
-        x = self._embed(self.target_embedding, target, **flags)
+        x = self._embed(self.target_embedding, target, at, **flags)
         masks = (
             token_mask("target_mask", target_mask, np.shape(target)),
             token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),
@@ -389,4 +393,4 @@ class Transformer(nnx.Module):
     ) -> tuple[Any, ...]:
         memory_mask = token_mask("source_mask", source_mask, np.shape(source))
         memory = self.encode(source, memory_mask, deterministic=True)
-        return self._inputs(target, memory, target_mask, memory_mask, {"deterministic": True})
+        return self._inputs(target, memory, target_mask, memory_mask, {"deterministic": True}, None)

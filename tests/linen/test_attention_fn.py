@@ -302,7 +302,7 @@ def test_equal_options_make_equal_functions(attention_fn):
 
 
 OPTIONS = {
-    "plain": {},
+    "plain": {"mask": aj.masks.causal(align="end")},
     "placed": {
         "mask": aj.masks.window(2, 0),
         "score": aj.scores.custom(

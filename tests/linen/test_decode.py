@@ -13,6 +13,7 @@ from attention_jax.linen import (
     TransformerDecoder,
     TransformerEncoder,
     attention_fn,
+    log_length,
 )
 from tests.linen.tools import apply, init
 
@@ -104,6 +105,40 @@ def test_flax_s_cache_goes_on_in_ours_and_ours_in_flax_s():
     close(jnp.concatenate([first, second, third], axis=1), full)
 
 
+def test_the_weights_of_a_step_are_sown_as_in_flax():
+    ours = MultiHeadAttention(2, decode=True)
+    theirs = nn.MultiHeadDotProductAttention(num_heads=2, decode=True)
+    sown = {"sow_weights": True, "mutable": ["cache", "intermediates"]}
+    first, second = start(theirs), start(theirs)
+    weights = []
+    for layer, variables in ((ours, first), (theirs, second)):
+        step = jax.jit(lambda v, x, layer=layer: layer.apply(v, x, **sown))
+        for t in range(2):
+            _, changed = step(variables, X[:, t : t + 1])
+            variables = {**variables, "cache": changed["cache"]}
+        weights.append(changed["intermediates"]["attention_weights"][0])
+        if layer is ours:
+            _, changed = step(variables, X[:, 2:])
+            chunk = changed["intermediates"]["attention_weights"][0]
+    close(*weights)
+    whole = {"params": first["params"]}
+    expected = apply(MultiHeadAttention(2), whole, X, mask=CAUSAL, method="attention_weights")
+    close(chunk, jnp.pad(expected[:, :, 2:], [(0, 0)] * 3 + [(0, ROOM - T)]))
+
+
+def test_lengths_grow_and_are_not_the_buffer_s():
+    """What goes by lengths in a full pass: a mask aligned at the end, a scale by a logarithm."""
+    aligned = aj.masks.causal(align="end") & aj.masks.window(2, None)
+    full = MultiHeadAttention(2, mask=aligned, score=log_length(train_length=3))
+    layer = full.clone(decode=True)
+    variables = start(layer)
+    params = {"params": variables["params"]}
+    found, _ = steps(layer, variables, (4, 1, 1))
+    close(found[:, :4], apply(full, params, X[:, :4]))
+    for t in (4, 5):
+        close(found[:, t], apply(full, params, X[:, : t + 1])[:, t])
+
+
 def test_a_prompt_padded_on_the_left():
     layer = MultiHeadAttention(2, decode=True, positions="rotary")
     variables = start(layer)
@@ -140,8 +175,6 @@ def test_what_decoding_does_not_take_is_refused():
     step = lambda **o: layer.apply(variables, X[:, :1], mutable=["cache"], **o)  # noqa: E731
     with pytest.raises(ValueError, match="positions"):
         step(query_positions=jnp.arange(1))
-    with pytest.raises(NotImplementedError, match="sow_weights"):
-        step(sow_weights=True)
     with pytest.raises(ValueError, match=r"1.*inputs_k 6"):
         step(inputs_k=X)
     with pytest.raises(ValueError, match="decode=True"):

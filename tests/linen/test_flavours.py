@@ -138,7 +138,12 @@ def test_dropout_at_one_key_is_one_dropout():
     np.testing.assert_allclose(found, ours(X, rngs=stream), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"score": "gated", "num_queries": 2}, {"score": "dot"}])
+LATER = aj.masks.from_array(np.arange(T) > 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"score": "gated", "num_queries": 2, "mask": LATER}, {"score": "dot"}]
+)
 def test_pooling(options):
     ours, theirs = pair(lambda module, **more: module.AttentionPooling(D, 3, **options, **more))
     variables, there = linen.from_nnx(ours), jnp.array([[True] * T, [False] * T])
@@ -148,6 +153,8 @@ def test_pooling(options):
         expected = nnx.jit(lambda layer, m=method: getattr(layer, m)(X, there))(ours)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(found[1], 0)
+        if method == "attention_weights":
+            assert bool(found[0, 0, 0] == 0) == ("mask" in options)
 
 
 @pytest.mark.parametrize("options", [{"num_heads": 2}, {"join": "mean", "self_loops": False}])

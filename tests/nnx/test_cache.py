@@ -202,7 +202,13 @@ def test_sown_weights():
     layer = _layer()
     _, sown = nnx.capture(lambda layer: layer(X, sow_weights=True), nnx.Intermediate)(layer)
     (weights,) = jax.tree.leaves(sown)
+    expected = layer.attention_weights(X, mask=aj.masks.causal())
+    layer.init_cache((2, LENGTH, WIDTH))
+    look = nnx.capture(lambda layer: layer(X, decode=True, sow_weights=True), nnx.Intermediate)
+    (slots,) = jax.tree.leaves(look(layer)[1])
     np.testing.assert_array_equal(weights, layer.attention_weights(X))
+    np.testing.assert_allclose(slots[..., :T], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(slots[..., T:], 0)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Scales as scores of a layer: learned, held by entropy, by length (case A32)."""
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+import attention_jax as aj
 from attention_jax import nnx as modules
 from attention_jax.nnx import MultiHeadAttention, TransformerLM
 
@@ -104,6 +106,20 @@ def test_log_length_by_keys_and_by_position():
         return jnp.concatenate([out, last], 1), layer(x, is_causal=True)
 
     np.testing.assert_allclose(*run(layer, X), rtol=1e-4, atol=1e-5)
+
+
+def test_log_length_counts_the_tokens_so_far_in_a_cache():
+    """A prompt gives what it gives alone, and a step the last row; `causal` ends as in a step."""
+    mask = aj.masks.causal(align="end")
+    layer = _layer(modules.log_length(train_length=4, learn=True), mask=mask)
+
+    @nnx.jit
+    def run(layer, x):
+        out, cache = layer.with_cache(x[:, :5], layer.new_cache(2, 9))
+        last, _ = layer.with_cache(x[:, 5:], cache)
+        return (out, last), (layer(x[:, :5]), layer(x)[:, 5:])
+
+    chex.assert_trees_all_close(*run(layer, X), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""From a trained model to sentences: greedy, by beam search, or drawn at random.
+
+Every way is one compiled loop over caches: the source is encoded once, a prompt read once, and each
+step computes one token.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from attention_jax._core.axes import Array
+from attention_jax._modules import generation
+from attention_jax._modules.arguments import AnyMask, Source
+from attention_jax._modules.generation import Ask, Draw, Task
+from attention_jax.linen.language import TransformerLM
+from attention_jax.linen.transformer import Transformer
+
+Model = Transformer | TransformerLM
+Variables = Mapping[str, Any]
+
+
+def greedy_decode(
+    model: Model,
+    variables: Variables,
+    source: Source,
+    *,
+    bos: int | None = None,
+    eos: int | None = None,
+    max_length: int,
+    source_mask: AnyMask = None,
+    pad: int = 0,
+) -> Int[Array, "*B L"]:
+    """The sentence that takes the likeliest token at each step.
+
+        y_t = argmax p(y | bos, y_1, …, y_{t-1}, source)
+
+    One compiled loop, compiled once for equal models, each shape and `max_length`; it ends as
+    soon as every sentence has its end. Dropout is left out.
+
+    Args:
+        model: A `Transformer`, or a `TransformerLM` that continues `source`.
+        variables: Its variables.
+        source: Ids `[*B, S]`: a translation's source, or a language model's prompt.
+        bos: The id that begins every sentence; it is not part of the result. None for a language
+            model, which goes on after its prompt.
+        eos: The id that ends a sentence; it is part of the result. None, for a language model, is
+            no such id.
+        max_length: L, the most tokens to make.
+        source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
+            `Transformer`, a mask object. A prompt may be padded on either side.
+        pad: What stands after the end of a sentence.
+
+    Returns:
+        Ids `[*B, max_length]`, int32.
+
+    Raises:
+        ValueError: If `max_length` is not positive, or `bos` or `eos` does not suit the model.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from attention_jax.linen import Transformer, greedy_decode
+        >>> model, source = Transformer(1, 2, 8, 16, 11, 13), jnp.ones((3, 5), int)
+        >>> variables = model.init(jax.random.key(0), source, source)
+        >>> greedy_decode(model, variables, source, bos=1, eos=2, max_length=6).shape
+        (3, 6)
+    """
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    return _sentence(model, variables, task, None)
+
+
+def sample_decode(
+    model: Model,
+    variables: Variables,
+    source: Source,
+    key: PRNGKeyArray,
+    *,
+    bos: int | None = None,
+    eos: int | None = None,
+    max_length: int,
+    temperature: float | int = 1.0,
+    top_k: int | None = None,
+    top_p: float | int | None = None,
+    source_mask: AnyMask = None,
+    pad: int = 0,
+) -> Int[Array, "*B L"]:
+    """Sentences drawn token by token from the model's own probabilities, or a part of them.
+
+        y_t ~ softmax(logits_t / temperature), among the top k, among the top p of those
+
+    Args:
+        model: As in `greedy_decode`; so are the arguments not listed here.
+        variables: As in `greedy_decode`.
+        source: As in `greedy_decode`.
+        key: A PRNG key; equal keys give equal sentences.
+        bos: As in `greedy_decode`.
+        eos: As in `greedy_decode`.
+        max_length: As in `greedy_decode`.
+        temperature: Positive; above 1 is more varied, below 1 less.
+        top_k: How many of the likeliest tokens may be drawn; None is all.
+        top_p: In (0, 1]: the likeliest tokens are kept until their probabilities sum to it; None is
+            all.
+        source_mask: As in `greedy_decode`.
+        pad: As in `greedy_decode`.
+
+    Returns:
+        Ids `[*B, max_length]`, int32.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    References:
+        Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
+        Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751,
+        eq. 2-3.
+    """
+    draw = generation.draw(key, temperature, top_k, top_p)
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    return _sentence(model, variables, task, draw)
+
+
+def beam_decode(
+    model: Model,
+    variables: Variables,
+    source: Source,
+    *,
+    bos: int | None = None,
+    eos: int,
+    max_length: int,
+    num_beams: int,
+    length_penalty: float | int = 0.6,
+    source_mask: AnyMask = None,
+    pad: int = 0,
+) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
+    """The likeliest sentences that a beam search finds.
+
+        score(y) = log p(y | source) / ((5 + |y|) / 6)^length_penalty
+
+    The search ends once no live beam can overtake the worst of the `num_beams` that have ended.
+
+    Args:
+        model: As in `greedy_decode`; so are the arguments not listed here.
+        variables: As in `greedy_decode`.
+        source: As in `greedy_decode`.
+        bos: As in `greedy_decode`.
+        eos: As in `greedy_decode`.
+        max_length: As in `greedy_decode`.
+        num_beams: M, how many beginnings are kept.
+        length_penalty: 0 leaves log-probabilities alone; larger values favour longer sentences.
+        source_mask: As in `greedy_decode`.
+        pad: As in `greedy_decode`.
+
+    Returns:
+        Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    References:
+        Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
+    """
+    generation.check_beams(num_beams, length_penalty)
+    task = _task(model, source, source_mask, bos, eos, pad, max_length)
+    penalty = jnp.asarray(length_penalty, jnp.float32)
+    return _beams(model, variables, task, num_beams, penalty)
+
+
+def _task(
+    model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: int
+) -> Task:
+    prompt = isinstance(model, TransformerLM)
+    ends = {"bos": bos, "eos": eos, "pad": pad}
+    return generation.task(source, mask, **ends, length=length, prompt=prompt)
+
+
+def _asking(model: Model, variables: Variables) -> Ask:
+    return lambda method, *given, **options: model.apply(
+        variables, *given, method=method, **options
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sentence(model: Model, variables: Variables, task: Task, draw: Draw | None) -> Array:
+    return generation.sentence(_asking(model, variables), task, draw)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _beams(
+    model: Model, variables: Variables, task: Task, num_beams: int, length_penalty: Array
+) -> tuple[Array, Array]:
+    return generation.beams(_asking(model, variables), task, num_beams, length_penalty)
