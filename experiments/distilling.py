@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from attention_jax.diagnostics import flavours
+from attention_jax.diagnostics import AttentionInputs, attention_inputs
 from attention_jax.distillation import attention_divergence, logit_distillation
 from experiments import model
 from experiments.compiling import Executables, compiler_options
@@ -36,19 +36,11 @@ _AT_ONCE = 64  # sentences that the teacher translates at once
 _EXECUTABLES = Executables()
 
 
-def observed(student: model.Model, batch: model.Arrays) -> tuple[Array, dict[str, Any]]:
-    """Return the logits, and query, key and mask of each attention by its path."""
-
-    def look(request: Any, run: Callable[[Any], Any], kind: str, order: int) -> tuple[Any, Any]:
-        del kind, order
-        kept = {"query": request.query, "key": request.key, "mask": request.mask}
-        return run(request), kept
-
-    parts = flavours.take_apart(student, None)
-    real = batch["source"] != PAD
+def observed(student: model.Model, batch: model.Arrays) -> tuple[Array, dict[str, AttentionInputs]]:
+    """Return the logits, and what each attention was given, by its path."""
     inputs = batch["source"], batch["target_in"]
-    flags = {"source_mask": real, "deterministic": True}
-    return flavours.run(parts, flavours.Watch(look), None, inputs, flags)
+    flags = {"source_mask": batch["source"] != PAD, "deterministic": True}
+    return attention_inputs(student, *inputs, **flags)
 
 
 def shown(teacher: model.Model, batch: model.Arrays, *, maps: bool) -> dict[str, Any]:
@@ -60,7 +52,7 @@ def shown(teacher: model.Model, batch: model.Arrays, *, maps: bool) -> dict[str,
             logits, kept = observed(nnx.merge(graph, state), batch)
             if not maps:
                 return {"logits": logits}
-            looks = {path: {k: x[k] for k in ("query", "key")} for path, x in kept.items()}
+            looks = {path: (x.query, x.key) for path, x in kept.items()}
             return {"logits": logits, "maps": looks}
 
         return jax.jit(compute, compiler_options=compiler_options())
@@ -102,15 +94,14 @@ class Distillation:
             total = total + self.maps_weight * sum(apart) / len(apart)
         return total
 
-    def _apart(self, maps: Mapping[str, Any], path: str, own: Any, real: Array) -> Array:
+    def _apart(
+        self, maps: Mapping[str, Any], path: str, own: AttentionInputs, real: Array
+    ) -> Array:
         """Return how far one attention's map is from its teacher's, the mean over real rows."""
         side, layers, layer, name = path.split("/")
         its = maps["/".join([side, layers, str((int(layer) + 1) * self.deeper - 1), name])]
         apart = attention_divergence(
-            (its["query"], its["key"]),
-            (own["query"], own["key"]),
-            teacher_mask=own["mask"],
-            student_mask=own["mask"],
+            its, (own.query, own.key), teacher_mask=own.mask, student_mask=own.mask
         )
         counts = jnp.broadcast_to(real[:, None], apart.shape)
         return jnp.sum(jnp.where(counts, apart, 0.0)) / jnp.maximum(jnp.sum(counts), 1)

@@ -20,6 +20,7 @@ SURFACE = {
         "shaw_attention",
     ],
     "attention_jax.diagnostics": [
+        "AttentionInputs",
         "Capture",
         "Diagnosis",
         "Finding",

@@ -4,9 +4,11 @@
 
 The arrays are those of a layer of either flavour, by part and name: `query`, `key` and `value` with
 kernels `[D, heads, depth]`, `out` with `[N, V, D]`; a score and a bias have whatever they have.
+Scanned layers' have an axis of layers in front, and are taken apart and put together again.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.term import Term
+from attention_jax.masks.data import FromArray
+from attention_jax.masks.mask import Mask, Not, Pair
 from attention_jax.scores import Score, scaled_dot
 
 Arrays = dict[str, dict[str, Any]]
@@ -55,6 +59,99 @@ def make_plan(
     if apart or len(set(counts.values())) > 1:
         return Plan(kept, tuple(users))
     return Plan(kept, tuple(counts))
+
+
+def by_attention(given: Mapping[str, Any]) -> dict[str, dict[int | None, Any]]:
+    """What is given by path, by attention and layer: `path[0]` is the first of those scanned."""
+    found: dict[str, dict[int | None, Any]] = {}
+    for path, x in given.items():
+        at = re.search(r"\[(\d+)\]$", path)
+        base, layer = (path, None) if at is None else (path[: at.start()], int(at[1]))
+        found.setdefault(base, {})[layer] = x
+    return found
+
+
+def by_layer(
+    given: Mapping[int | None, Any], kernel: Any, name: str, path: str, otherwise: Any
+) -> list[Any]:
+    """What is given for each of an attention's layers: one, unless they are scanned.
+
+    Args:
+        given: by layer; what stands under None is for all of them.
+        kernel: a projection's, which tells whether there is an axis of layers.
+        name: the argument, for what is said of it.
+        path: of the attention.
+        otherwise: what holds for layers that are not mentioned.
+
+    Raises:
+        ValueError: a number where no layers are scanned, or one that is not there.
+    """
+    if kernel.ndim > 4:
+        raise NotImplementedError(f"{name}: {path!r} lies in a scan within a scan")
+    if None in given and len(given) > 1:
+        raise ValueError(f"{name}: give {path!r} with the numbers of layers or without, not both")
+    count = kernel.shape[0] if kernel.ndim == 4 else None
+    wrong = [i for i in given if i is not None and i >= (count or 0)]
+    if wrong:
+        what = "no scanned layers" if count is None else f"layers 0 to {count - 1}"
+        raise ValueError(f"{name}: {path!r} has {what}, and no [{wrong[0]}]")
+    if None in given:
+        return [given[None]] * (count or 1)
+    return [given.get(i, otherwise) for i in range(count or 1)]
+
+
+def make_plans(
+    num_heads: int,
+    num_kv_heads: int,
+    pruned: Sequence[Sequence[int]],
+    path: str,
+    *,
+    apart: bool = False,
+) -> list[Plan]:
+    """A plan for each layer; those of scanned layers leave as many heads in every one.
+
+    Raises:
+        ValueError: as `make_plan`; scanned layers that would differ.
+    """
+    plans = [make_plan(num_heads, num_kv_heads, x, apart=apart) for x in pruned]
+    if len({len(plan.kept) for plan in plans}) > 1:
+        left = ", ".join(str(len(plan.kept)) for plan in plans)
+        raise ValueError(
+            f"the layers scanned under {path!r} are of one shape and must keep as many heads, but "
+            f"would keep {left}: prune as many in each, or build it with scan_layers=False"
+        )
+    if len({len(plan.kv) for plan in plans}) > 1:
+        return [make_plan(num_heads, num_kv_heads, x, apart=True) for x in pruned]
+    return plans
+
+
+def apart(tree: Any, layers: int, *, scanned: bool) -> list[Any]:
+    """The tree itself, or that of each layer where they are scanned."""
+    if not scanned:
+        return [tree]
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(layers)]
+
+
+def together(trees: Sequence[Any], *, scanned: bool) -> Any:
+    """What was `apart` once more in one piece."""
+    return jax.tree.map(lambda *each: jnp.stack(each), *trees) if scanned else trees[0]
+
+
+def in_layers(prune: Callable[[Any, int], Any], tree: Any, layers: int, *, scanned: bool) -> Any:
+    """`prune(tree, 0)`, or the stacked `prune(layer i of the tree, i)` where layers are scanned."""
+    each = enumerate(apart(tree, layers, scanned=scanned))
+    return together([prune(part, i) for i, part in each], scanned=scanned)
+
+
+def prune_mask(mask: Mask, count: int, kept: Sequence[int]) -> Mask:
+    """The mask, its arrays `[*B, N, T, S]` without the heads that go."""
+    if isinstance(mask, Pair):
+        return type(mask)(prune_mask(mask.first, count, kept), prune_mask(mask.second, count, kept))
+    if isinstance(mask, Not):
+        return Not(prune_mask(mask.mask, count, kept))
+    if isinstance(mask, FromArray) and mask.array.ndim > 2 and mask.array.shape[-3] == count:
+        return FromArray(mask.array[..., np.asarray(kept), :, :])
+    return mask
 
 
 def prune_projections(arrays: Mapping[str, Mapping[str, Any]], plan: Plan) -> Arrays:

@@ -11,6 +11,8 @@ from attention_jax.diagnostics.findings import Diagnosis as Diagnosis
 from attention_jax.diagnostics.findings import Finding as Finding
 from attention_jax.diagnostics.importance import head_importance as head_importance
 from attention_jax.diagnostics.importance import silence_heads as silence_heads
+from attention_jax.diagnostics.inputs import AttentionInputs as AttentionInputs
+from attention_jax.diagnostics.inputs import attention_inputs as attention_inputs
 from attention_jax.diagnostics.losses import diagonal_labels as diagonal_labels
 from attention_jax.diagnostics.losses import entropy_regularizer as entropy_regularizer
 from attention_jax.diagnostics.losses import guided_alignment as guided_alignment

@@ -13,6 +13,7 @@ import jax
 from attention_jax._core.observe import observed_by, owned_by, owner
 
 _NAME = "attention_jax_observed"
+_HELD = "attention_jax_held"
 
 # request, run, order of the call -> result and what to keep
 Look = Callable[[Any, Callable[[Any], Any], str, int], tuple[Any, Any]]
@@ -96,6 +97,43 @@ def take_apart(model: Any, variables: Any) -> Model:
     if not callable(model):
         raise TypeError(f"model must be a Flax module or a function, got {type(model).__name__}")
     return Model("function", model, None, None)
+
+
+def with_held(model: Model, held: Mapping[str, Any]) -> Model:
+    """The model, some of whose modules hold an array more, by path.
+
+    Being a variable, the array is cut where the module's layers are scanned, as its parameters are.
+    """
+    if not held:
+        return model
+    if model.flavour == "linen":
+        tree: dict[str, Any] = {}
+        for path, array in held.items():
+            place = tree
+            for step in path.split("/"):
+                place = place.setdefault(step, {})
+            place[_HELD] = array
+        return model._replace(rest={**model.rest, _HELD: tree})
+    from flax import nnx
+
+    module = nnx.merge(model.graph, model.parameters, model.rest)
+    for path, array in held.items():
+        part: Any = module
+        for step in path.split("/"):
+            part = part[int(step)] if step.isdigit() else getattr(part, step)
+        setattr(part, _HELD, nnx.Variable(array))
+    return Model("nnx", *nnx.split(module, nnx.Param, ...))
+
+
+def held() -> Any:
+    """The array that the module whose attention runs was given to hold, or None."""
+    module: Any = owner()
+    if is_nnx(module):
+        variable = getattr(module, _HELD, None)
+        return None if variable is None else variable.get_value()
+    if is_linen(module) and module.has_variable(_HELD, _HELD):
+        return module.get_variable(_HELD, _HELD)
+    return None
 
 
 def run(

@@ -5,6 +5,7 @@ out = Σ_n ξ_n head_n(x) W_n,   ξ = 1
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,21 @@ from attention_jax.kernels.request import Request, Result
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Gates:
-    """The gates of one attention, open, `[*B, N]`, and when and where it ran."""
+    """The gates of one attention, open, `[*layers, *B, N]`, and when and where it ran."""
 
     open: Any
     kind: str = static()
     order: int = static()
     axes: int = static()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The axes of scanned layers in front."""
+        return self.open.shape[: self.open.ndim - self.axes]
+
+    def names(self, path: str) -> list[str]:
+        """What its layers are called, as `capture` calls them: the path alone, or with numbers."""
+        return [path + "".join(f"[{i}]" for i in at) for at in np.ndindex(*self.layers)]
 
 
 class _Task(NamedTuple):
@@ -38,32 +48,38 @@ class _Task(NamedTuple):
     args: Any
     options: Any
 
-    def run(self, gates: Mapping[int, Array] | None) -> tuple[Any, dict[str, _Gates]]:
-        """The output with gates by order of running, and open gates by path."""
+    def run(
+        self, gates: Mapping[str, Array], every: Mapping[str, _Gates]
+    ) -> tuple[Any, dict[str, _Gates]]:
+        """The output with gates `[*layers, *#B, N]` by path, and open gates by path."""
+        by_order = {every[path].order: gate for path, gate in gates.items()}
+        scanned = {path: gate for path, gate in gates.items() if every[path].layers}
 
         def look(request: Request, run: Any, kind: str, order: int) -> tuple[Result, Any]:
             result, layout = run(request), request.layout
-            if gates is not None and order in gates:
-                gate = gates[order].astype(result.out.dtype)[..., None, :, None]
+            # Of scanned layers all have one place in the order: each holds its own gate.
+            gate = by_order.get(order) if (own := flavours.held()) is None else own
+            if gate is not None:
+                gate = gate.astype(result.out.dtype)[..., None, :, None]
                 gate = gate.reshape((1,) * (result.out.ndim - gate.ndim) + gate.shape)
                 result = result._replace(out=result.out * gate)
             gates_of_all = jnp.ones((*layout.batch, layout.N), jnp.float32)
             return result, _Gates(gates_of_all, kind, order, gates_of_all.ndim)
 
-        watch = flavours.Watch(look)
-        output, kept = flavours.run(self.model, watch, self.method, self.args, self.options)
+        watch, model = flavours.Watch(look), flavours.with_held(self.model, scanned)
+        output, kept = flavours.run(model, watch, self.method, self.args, self.options)
         return output, {path or part.kind: part for path, part in kept.items()}
 
     def gates(self) -> dict[str, _Gates]:
         """The gates by path, in the order of running, without running."""
-        found = jax.eval_shape(lambda: self.run(None)[1])
+        found = jax.eval_shape(lambda: self.run({}, {})[1])
         if not found:
             raise ValueError("no attention of attention_jax ran in this model")
         for path, part in found.items():
-            if part.open.ndim != part.axes:
+            if part.layers and "#" in path:
                 raise NotImplementedError(
-                    f"{path}: the heads of scanned layers are not told apart; build the model with "
-                    "scan_layers=False"
+                    f"{path}: an attention that a scanned layer runs more than once; build the "
+                    "model with scan_layers=False"
                 )
         return dict(sorted(found.items(), key=lambda item: item[1].order))
 
@@ -101,7 +117,8 @@ def head_importance(
         **options: as in `capture`.
 
     Returns:
-        `[N]` for each attention, by its path.
+        `[N]` for each attention, by its path; scanned layers have paths with their number, as in
+        `capture`.
 
     Raises:
         ValueError: no attention of ours ran, an unknown kind.
@@ -125,19 +142,26 @@ def head_importance(
     check_choice("kind", kind, "gradient", "ablation")
     task = _task(model, inputs, variables, method, options)
     every = task.gates()
-    gates = {part.order: jnp.ones(part.open.shape, jnp.float32) for part in every.values()}
 
-    def lost(gates: dict[int, Array]) -> Array:
-        return loss(task.run(gates)[0])
+    def lost(gates: dict[str, Array]) -> Array:
+        return loss(task.run(gates, every)[0])
 
     if kind == "gradient":
+        gates = {path: jnp.ones(part.open.shape, jnp.float32) for path, part in every.items()}
         slopes = jax.jit(jax.grad(lost))(gates)
-        found = {
-            path: np.abs(np.asarray(slopes[p.order])).reshape(-1, p.open.shape[-1]).sum(0)
-            for path, p in every.items()
+        examples = {
+            path: tuple(range(len(part.layers), part.open.ndim - 1)) for path, part in every.items()
         }
+        by_path = {path: np.abs(np.asarray(x)).sum(examples[path]) for path, x in slopes.items()}
     else:
-        found = _ablate(lost, every)
+        by_path = _ablate(lost, every)
+    found = {
+        name: row
+        for path, part in every.items()
+        for name, row in zip(
+            part.names(path), by_path[path].reshape(-1, part.open.shape[-1]), strict=True
+        )
+    }
     if normalize:
         lengths = {path: float(np.linalg.norm(x)) for path, x in found.items()}
         found = {path: x / (lengths[path] or 1.0) for path, x in found.items()}
@@ -146,13 +170,13 @@ def head_importance(
 
 def _ablate(lost: Callable[[Any], Array], every: Mapping[str, _Gates]) -> dict[str, np.ndarray]:
     """The loss without each head in turn, less the loss with all: one program, run in a loop."""
-    counts = [part.open.shape[-1] for part in every.values()]
-    orders = [part.order for part in every.values()]
-    ends = np.cumsum(counts)
+    shapes = [(*part.layers, part.open.shape[-1]) for part in every.values()]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
 
     def without(shut: Array) -> Array:
         parts = jnp.split(1 - shut, ends[:-1].tolist())
-        return lost(dict(zip(orders, parts, strict=True)))
+        gates = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return lost(dict(zip(every, gates, strict=True)))
 
     shut = jnp.concatenate([jnp.zeros((1, ends[-1])), jnp.eye(int(ends[-1]))])
     losses = np.asarray(jax.jit(functools.partial(jax.lax.map, without))(shut))
@@ -173,7 +197,7 @@ def silence_heads(
     Args:
         model: as in `capture`; and so are the others.
         *inputs: as in `capture`.
-        heads: for each attention by path, the heads to silence.
+        heads: for each attention by path, as `capture` names them, the heads to silence.
         variables: as in `capture`.
         method: as in `capture`.
         **options: as in `capture`.
@@ -185,15 +209,19 @@ def silence_heads(
         ValueError: a path or a head that is not there.
     """
     task = _task(model, inputs, variables, method, options)
-    every, gates = task.gates(), {}
-    for path, shut in heads.items():
-        if path not in every:
-            raise ValueError(f"heads: no attention {path!r}; there are {', '.join(every)}")
-        count = every[path].open.shape[-1]
+    every = task.gates()
+    places = {
+        name: (path, i) for path, part in every.items() for i, name in enumerate(part.names(path))
+    }
+    gates: dict[str, np.ndarray] = {}
+    for name, shut in heads.items():
+        if name not in places:
+            raise ValueError(f"heads: no attention {name!r}; there are {', '.join(places)}")
+        path, i = places[name]
+        layers, count = every[path].layers, every[path].open.shape[-1]
         wrong = [n for n in shut if not 0 <= n < count]
         if wrong:
-            raise ValueError(f"heads: {path!r} has heads 0 to {count - 1}, and no {wrong[0]}")
-        gate = np.ones(count, np.float32)
-        gate[list(shut)] = 0
-        gates[every[path].order] = jnp.asarray(gate)
-    return task.run(gates)[0]
+            raise ValueError(f"heads: {name!r} has heads 0 to {count - 1}, and no {wrong[0]}")
+        gate = gates.setdefault(path, np.ones((*layers, count), np.float32))
+        gate.reshape(-1, count)[i, list(shut)] = 0
+    return task.run({path: jnp.asarray(gate) for path, gate in gates.items()}, every)[0]

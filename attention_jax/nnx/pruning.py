@@ -1,6 +1,6 @@
 """Attention with fewer heads: modules that are smaller, and say the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,15 +10,19 @@ from attention_jax._modules.places import GivenBias
 from attention_jax._modules.pruning import (
     Arrays,
     Plan,
+    apart,
+    by_attention,
+    by_layer,
     clusters,
-    make_plan,
+    in_layers,
+    make_plans,
     merge_projections,
+    prune_mask,
     prune_projections,
     prune_term,
+    together,
 )
 from attention_jax._modules.recipes import Given
-from attention_jax.masks.data import FromArray
-from attention_jax.masks.mask import Mask, Not, Pair
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.places import PositionParameters
 
@@ -36,14 +40,15 @@ def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]
     Args:
         model: a `MultiHeadAttention`, or any NNX model that has some; it stays as it is.
         heads: for each attention by path, as `capture` names them, the heads that go; for a single
-            attention the heads alone.
+            attention the heads alone. Of scanned layers as many go in each; a path without a
+            number is for all of them.
 
     Returns:
         A model of the same class. Optimiser states do not fit it: begin them anew.
 
     Raises:
         ValueError: a path that leads to no `MultiHeadAttention`, a head that is not there, an
-            attention without a head left.
+            attention without a head left, scanned layers that would not be of one shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,9 +64,10 @@ def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]
         Voita et al. 2019, "Analyzing Multi-Head Self-Attention", arXiv:1905.09418.
     """
     copy = nnx.clone(model)
-    for layer, pruned in _layers(copy, heads, "heads"):
-        plan = make_plan(layer.num_heads, layer.num_kv_heads, pruned)
-        _become(layer, plan, prune_projections(_arrays(layer), plan))
+    for path, layer, given in _layers(copy, heads, "heads"):
+        pruned = by_layer(given, layer.query.kernel, "heads", path, ())
+        plans = make_plans(layer.num_heads, layer.num_kv_heads, pruned, path)
+        _become(layer, plans, lambda arrays, i, plans=plans: prune_projections(arrays, plans[i]))
     return copy
 
 
@@ -92,28 +98,36 @@ def merge_similar_heads(model: Model, similarity: Any, *, threshold: float = 0.9
         if any(x is None for x in similarity.values()):
             raise ValueError("similarity: the capture has none; capture(..., similarity=True)")
     copy = nnx.clone(model)
-    for layer, similar in _layers(copy, similarity, "similarity"):
-        shape = np.shape(similar)
-        if shape[-2:] != (layer.num_heads, layer.num_heads):
-            raise ValueError(
-                f"similarity has shape {list(shape)} but must be [*B, N, N] with N = "
-                f"{layer.num_heads}"
-            )
-        groups = clusters(similar, threshold)
-        pruned = [n for group in groups for n in group[1:]]
-        if pruned:
-            plan = make_plan(layer.num_heads, layer.num_kv_heads, pruned, apart=True)
-            _become(layer, plan, merge_projections(_arrays(layer), groups, plan))
+    for path, layer, given in _layers(copy, similarity, "similarity"):
+        count = layer.num_heads
+        groups = []
+        for similar in by_layer(given, layer.query.kernel, "similarity", path, np.eye(count)):
+            shape = np.shape(similar)
+            if shape[-2:] != (count, count):
+                raise ValueError(
+                    f"similarity has shape {list(shape)} but must be [*B, N, N] with N = {count}"
+                )
+            groups.append(clusters(similar, threshold))
+        pruned = [[n for group in each for n in group[1:]] for each in groups]
+        if any(pruned):
+            plans = make_plans(count, layer.num_kv_heads, pruned, path, apart=True)
+
+            def merged(arrays: Arrays, i: int, groups: Any = groups, plans: Any = plans) -> Arrays:
+                return merge_projections(arrays, groups[i], plans[i])
+
+            _become(layer, plans, merged)
     return copy
 
 
-def _layers(model: Any, given: Any, name: str) -> list[tuple[MultiHeadAttention, Any]]:
+def _layers(
+    model: Any, given: Any, name: str
+) -> list[tuple[str, MultiHeadAttention, dict[int | None, Any]]]:
     if not isinstance(given, Mapping):
         given = {"": given}
     elif isinstance(model, MultiHeadAttention):  # a capture names it by its class
         given = {"" if path == type(model).__name__ else path: x for path, x in given.items()}
     found = []
-    for path, x in given.items():
+    for path, x in by_attention(given).items():
         layer: Any = model
         for step in path.split("/") if path else ():
             try:
@@ -123,7 +137,7 @@ def _layers(model: Any, given: Any, name: str) -> list[tuple[MultiHeadAttention,
                 break
         if not isinstance(layer, MultiHeadAttention):
             raise ValueError(f"{name}: {path!r} leads to no MultiHeadAttention")
-        found.append((layer, x))
+        found.append((path, layer, x))
     return found
 
 
@@ -135,56 +149,79 @@ def _arrays(layer: MultiHeadAttention) -> Arrays:
     }
 
 
-def _become(layer: MultiHeadAttention, plan: Plan, arrays: Arrays) -> None:
-    """Makes the layer one with the heads of the plan, and these projections."""
-    count, kept = layer.num_heads, plan.kept
-    _prune_score(layer, kept)
-    _prune_positions(layer, kept)
+def _become(
+    layer: MultiHeadAttention, plans: Sequence[Plan], project: Callable[[Arrays, int], Arrays]
+) -> None:
+    """Makes the layer one with the heads of the plans, and the projections `project` gives."""
+    count, scanned = layer.num_heads, layer.query.kernel.ndim == 4
+    arrays = in_layers(project, _arrays(layer), len(plans), scanned=scanned)
+    _prune_score(layer, plans, scanned=scanned)
+    _prune_positions(layer, plans, scanned=scanned)
     if layer.mask is not None:
-        layer.mask = nnx.data(_prune_mask(layer.mask, count, kept))
+
+        def fewer(mask: Any, i: int) -> Any:
+            return prune_mask(mask, count, plans[i].kept)
+
+        layer.mask = nnx.data(in_layers(fewer, layer.mask, len(plans), scanned=scanned))
     for name, new in arrays.items():
         part = getattr(layer, name)
         part.kernel.set_value(new["kernel"])
         if part.bias is not None:
             part.bias.set_value(new["bias"])
-    layer.query.out_features = (len(kept), layer.head_dim)
-    layer.key.out_features = (len(plan.kv), layer.head_dim)
-    layer.value.out_features = (len(plan.kv), layer.value_dim)
-    layer.out.in_features = (len(kept), layer.value_dim)
-    layer.num_heads, layer.num_kv_heads = len(kept), len(plan.kv)
-    layer.qkv_features = len(kept) * layer.head_dim
+    heads, kv_heads = len(plans[0].kept), len(plans[0].kv)
+    layer.query.out_features = (heads, layer.head_dim)
+    layer.key.out_features = (kv_heads, layer.head_dim)
+    layer.value.out_features = (kv_heads, layer.value_dim)
+    layer.out.in_features = (heads, layer.value_dim)
+    layer.num_heads, layer.num_kv_heads = heads, kv_heads
+    layer.qkv_features = heads * layer.head_dim
     layer._forget()  # a cache of keys of the old heads
 
 
-def _prune_score(layer: MultiHeadAttention, kept: Sequence[int]) -> None:
+def _prune_score(layer: MultiHeadAttention, plans: Sequence[Plan], *, scanned: bool) -> None:
     score = layer.score
 
     def build(values: dict[str, Any], heads: int) -> Any:
         return score.recipe.build(values)
 
-    new = prune_term(build, score.values(), layer.num_heads, kept, layer.head_dim)
-    if new is None:
-        raise ValueError(f"cannot tell which parameters of {score()!r} belong to which head")
-    for name, value in new.items():
+    def fewer(values: dict[str, Any], i: int) -> dict[str, Any]:
+        new = prune_term(build, values, layer.num_heads, plans[i].kept, layer.head_dim)
+        if new is None:
+            term = score.recipe.build(values)
+            raise ValueError(f"cannot tell which parameters of {term!r} belong to which head")
+        return new
+
+    for name, value in in_layers(fewer, score.values(), len(plans), scanned=scanned).items():
         _set(getattr(score, name), value)
 
 
-def _prune_positions(layer: MultiHeadAttention, kept: Sequence[int]) -> None:
+def _prune_positions(layer: MultiHeadAttention, plans: Sequence[Plan], *, scanned: bool) -> None:
     places = layer.positions
     assert places is not None  # a layer with projections has a scheme, if an empty one
-    if (bias := places.bias()) is not None:
-        given, depth = layer.num_heads, layer.head_dim
-        new = prune_term(places.recipe.bias, places.values(), given, kept, depth)
-        if new is None:  # what follows from the number of heads becomes an object with its arrays
-            fixed = Given.of(bias)
-            new = prune_term(lambda x, _: fixed.build(x), fixed.arrays, given, kept, depth)
-            if new is None:
-                raise ValueError(f"cannot tell which arrays of {bias!r} belong to which head")
-            _hold(places, fixed, new)
+    recipe, given, depth = places.recipe, layer.num_heads, layer.head_dim
+    every = apart(places.values(), len(plans), scanned=scanned)
+    biases = [recipe.bias(values, given) for values in every]
+    if biases[0] is not None:
+        new = [
+            prune_term(recipe.bias, values, given, plan.kept, depth)
+            for values, plan in zip(every, plans, strict=True)
+        ]
+        if any(x is None for x in new):
+            # what follows from the number of heads becomes an object with its arrays
+            fixed = Given.of(biases[0])
+            new = [
+                prune_term(
+                    lambda x, _: fixed.build(x), Given.of(bias).arrays, given, plan.kept, depth
+                )
+                for bias, plan in zip(biases, plans, strict=True)
+            ]
+            if any(x is None for x in new):
+                raise ValueError(f"cannot tell which arrays of {biases[0]!r} belong to which head")
+            _hold(places, fixed, together(new, scanned=scanned))
         else:
-            for name, value in new.items():
+            for name, value in together(new, scanned=scanned).items():
                 _set(getattr(places, name), value)
-    places.num_heads = len(kept)
+    places.num_heads = len(plans[0].kept)
 
 
 def _hold(places: PositionParameters, fixed: Given, values: Mapping[str, Any]) -> None:
@@ -197,16 +234,3 @@ def _hold(places: PositionParameters, fixed: Given, values: Mapping[str, Any]) -
 
 def _set(variable: Any, value: Any) -> None:
     variable.set_value(value.astype(variable.dtype))
-
-
-def _prune_mask(mask: Mask, count: int, kept: Sequence[int]) -> Mask:
-    """The mask, its arrays `[*B, N, T, S]` without the heads that go."""
-    if isinstance(mask, Pair):
-        return type(mask)(
-            _prune_mask(mask.first, count, kept), _prune_mask(mask.second, count, kept)
-        )
-    if isinstance(mask, Not):
-        return Not(_prune_mask(mask.mask, count, kept))
-    if isinstance(mask, FromArray) and mask.array.ndim > 2 and mask.array.shape[-3] == count:
-        return FromArray(mask.array[..., np.asarray(kept), :, :])
-    return mask

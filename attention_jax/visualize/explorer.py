@@ -25,7 +25,7 @@ from attention_jax.visualize.layers import (
 from attention_jax.visualize.packing import pack
 
 _MOST = 512  # tokens on an axis
-_SCRIPTS = ("weights", "panel", "page")  # in the order in which they run
+_SCRIPTS = ("weights", "panel", "difference", "page")  # in the order in which they run
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -78,8 +78,9 @@ def explorer(
 
     Layers and heads are picked from lists or from the strip of their entropies; a token shows its
     row or column when it is pointed at, or reached with the arrow keys, and a line says the same
-    in words, aloud too. Two models, or one at two times, go side by side. Weights are kept in a
-    byte each, off by less than 1/255 of the largest of their row.
+    in words, aloud too. Two models, or one at two times, go side by side, and below them is what
+    one looks at more than the other, cell by cell, where the heads that are picked have the same
+    tokens. Weights are kept in a byte each, off by less than 1/255 of the largest of their row.
 
     Args:
         weights: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of

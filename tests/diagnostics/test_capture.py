@@ -8,7 +8,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax.attend import make_request
-from attention_jax.diagnostics import capture, diagnose, rollout, silence_heads
+from attention_jax.diagnostics import attention_inputs, capture, diagnose, rollout
 from attention_jax.diagnostics.measure import run
 from attention_jax.nnx import (
     AdditiveAttention,
@@ -76,6 +76,12 @@ def test_every_attention_is_found_in_the_order_it_ran_and_its_rows_are_those_of_
     np.testing.assert_allclose(found[PATHS[2]].weights, weights[0], rtol=1e-4, atol=1e-6)
     for reading in found.values():
         check_rows(reading, reading.weights)
+    _, given = jax.jit(lambda *xs: attention_inputs(MODEL, *xs[:2], source_mask=xs[2]))(*both)
+    assert set(given) == set(PATHS)
+    its = given[PATHS[2]]
+    weights = aj.attention_weights(its.query, its.key, score=its.score, mask=its.mask)
+    np.testing.assert_allclose(found[PATHS[2]].weights, weights, rtol=1e-4, atol=1e-6)
+    assert its.value.shape == (3, 7, 2, 4)
     cross = found[PATHS[2]]
     assert (np.asarray(cross.padding_share) < 1e-6).all()
     assert cross.counted is None
@@ -217,5 +223,3 @@ def test_scanned_layers_are_told_apart():
         assert reading.entropy.shape == (2, 2, 5)
         check_rows(reading, reading.weights)
     assert not np.allclose(*(r.entropy for r in found.values()))
-    with pytest.raises(NotImplementedError, match="scan_layers=False"):
-        silence_heads(model, x, heads={"layers/self_attention": [0]})

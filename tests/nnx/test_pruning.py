@@ -126,6 +126,84 @@ def test_heads_with_one_map_become_one():
     assert merge_similar_heads(layer, np.eye(4)).num_heads == 4
 
 
+def test_scanned_layers_have_heads_of_their_own():
+    plain, scan = (
+        TransformerEncoder(2, 4, 16, 4, positions="alibi", scan_layers=flag, rngs=nnx.Rngs(0))
+        for flag in (False, True)
+    )
+    names = {f"layers/self_attention[{i}]": f"layers/{i}/self_attention" for i in range(2)}
+    for kind in ("gradient", "ablation"):
+        options = {"loss": lambda y: jnp.mean(jnp.square(y[..., :3])), "kind": kind}
+        found, wanted = (head_importance(model, X, **options) for model in (scan, plain))
+        assert list(found) == list(names)
+        for name, path in names.items():
+            np.testing.assert_allclose(found[name], wanted[path], rtol=1e-3, atol=1e-6)
+    heads = dict(zip(names, ([2, 0], [1, 3]), strict=True))
+    wanted = silenced(plain, {names[name]: gone for name, gone in heads.items()})
+    close(silenced(scan, heads), wanted)
+    small = prune_heads(scan, heads)
+    assert small.layers.self_attention.query.kernel.shape == (2, 16, 2, 4)
+    close(run(small), wanted)
+    with pytest.raises(ValueError, match="must keep as many heads, but would keep 3, 4"):
+        prune_heads(scan, {"layers/self_attention[0]": [2]})
+    with pytest.raises(ValueError, match=r"layers 0 to 1, and no \[2\]"):
+        prune_heads(scan, {"layers/self_attention[2]": [2]})
+    with pytest.raises(ValueError, match="has no scanned layers"):
+        prune_heads(plain, {"layers/0/self_attention[0]": [2]})
+
+
+def test_heads_of_a_whole_linen_model_go_by_path():
+    model = linen.Transformer(1, 4, 16, 8, 11, 11, num_kv_heads=2, mask=aj.masks.window(3, 3))
+    tokens = RNG.integers(1, 11, (2, 5))
+    variables = jax.jit(model.init)(jax.random.key(0), tokens, tokens)
+    heads = {"encoder/layers_0/self_attention": [1], "decoder/layers_0/cross_attention": [0, 1]}
+    inputs = {"variables": variables, "heads": heads}
+    wanted = jax.jit(lambda x: silence_heads(model, x, x, **inputs))(tokens)
+    small, fewer = linen.prune_heads(model, variables, heads)
+    decoder = fewer["params"]["decoder"]["layers_0"]
+    assert decoder["cross_attention"]["key"]["kernel"].shape == (16, 1, 4)
+    close(jax.jit(small.apply)(fewer, tokens, tokens), wanted)
+    assert isinstance(small, linen.Transformer)
+    assert small == linen.prune_heads(model, variables, heads)[0]
+    # and again, what is small already
+    path = "decoder/layers_0/cross_attention"
+    smaller, fewest = linen.prune_heads(
+        small, fewer, {path: [0], "decoder/layers_0/self_attention": [3]}
+    )
+    shapes = jax.eval_shape(smaller.init, jax.random.key(0), tokens, tokens)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, fewest)
+    found = capture(smaller, tokens, tokens, variables=fewest)
+    assert {name: x.num_heads for name, x in found.items()} == {
+        "encoder/layers_0/self_attention": 3, "decoder/layers_0/self_attention": 3, path: 1
+    }  # fmt: skip
+    same, kept = linen.merge_similar_heads(model, variables, {path: np.eye(4)})
+    assert same is model
+    assert jax.tree.map(jnp.shape, kept) == jax.tree.map(jnp.shape, variables)
+    with pytest.raises(NotImplementedError, match="call apply"):
+        small.bind(fewer)
+    with pytest.raises(ValueError, match="'decoder/layers_1' leads to no MultiHeadAttention"):
+        linen.prune_heads(model, variables, {"decoder/layers_1": [0]})
+
+
+def test_scanned_layers_of_linen_too():
+    plain, scan = (
+        linen.TransformerEncoder(2, 4, 16, 4, score="additive", scan_layers=flag)
+        for flag in (False, True)
+    )
+    params = jax.jit(plain.init)(jax.random.key(0), X)["params"]
+    both = [params.pop(f"layers_{i}") for i in range(2)]
+    stacked = {"params": {**params, "layers": jax.tree.map(lambda *x: jnp.stack(x), *both)}}
+    params |= {f"layers_{i}": x for i, x in enumerate(both)}
+    heads = {"layers/self_attention[0]": [2], "layers/self_attention[1]": [0]}
+    listed = {f"layers_{i}/self_attention": gone for i, gone in enumerate(heads.values())}
+    inputs = {"heads": listed, "variables": {"params": params}}
+    wanted = jax.jit(lambda x: silence_heads(plain, x, **inputs))(X)
+    close(jax.jit(lambda x: silence_heads(scan, x, heads=heads, variables=stacked))(X), wanted)
+    small, fewer = linen.prune_heads(scan, stacked, heads)
+    assert fewer["params"]["layers"]["self_attention"]["out"]["kernel"].shape == (2, 3, 4, 16)
+    close(jax.jit(small.apply)(fewer, X), wanted)
+
+
 def test_mistakes_name_what_is_wrong():
     layer = MultiHeadAttention(4, 16, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="heads 0 to 3, and no 4"):
@@ -142,5 +220,6 @@ def test_mistakes_name_what_is_wrong():
         merge_similar_heads(layer, np.eye(4), threshold=0.0)
     with pytest.raises(ValueError, match="no attention 'x'"):
         silence_heads(layer, X, heads={"x": [0]})
-    with pytest.raises(NotImplementedError, match="mask held by the module"):
-        linen.prune_heads(linen.MultiHeadAttention(num_heads=2, mask=aj.masks.causal()), {}, [0])
+    module = linen.MultiHeadAttention(num_heads=2, score=lambda *_: aj.scores.dot())
+    with pytest.raises(NotImplementedError, match="score made by a function"):
+        linen.prune_heads(module, {"params": {}}, [0])

@@ -131,7 +131,30 @@ def test_two_models_move_together(visit):
         "new: token space looks at: 猫 0.75, space 0.25",
         "they differ in 0.75 of the weight",
     ]
+    apart = tab.get_by_role("region", name="new minus old")
+    cell, plane = apart.locator("figcaption"), apart.get_by_role("application")
+    colours = """canvas => {
+        const row = canvas.getContext("2d").getImageData(0, 3, 5, 1).data;
+        return [0, 2, 3].map(s => [...row.slice(4 * s, 4 * s + 3)]);
+    }"""
+    less, more, same = plane.locator("canvas").evaluate(colours)
+    assert less[2] > less[0] + 50  # blue: the old one looks there, on a dark page
+    assert more[0] > more[2] + 50  # orange: the new one does
+    assert same == [0x1B, 0x1E, 0x22]
+    assert "old looks more −0.5 −0.2" in " ".join(apart.locator(".scale").inner_text().split())
+    assert "differs in 0.75 of its weight" in apart.locator(".fact").inner_text()
+    plane.focus()
+    assert cell.inner_text() == "</script><b> → </script><b>: old 1.000, new 0.249, −0.751"
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowRight")
+    assert cell.inner_text() == "cat #1 → 猫: old 0.000, new 0.750, +0.750"
+    assert says(tab)[0].startswith("old: token cat #1 looks at")
+    box = plane.bounding_box()
+    tab.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 0.5 * box["height"])
+    assert cell.inner_text() == "猫 → cat #4: old 0.000, new 0.000, +0.000"
     tab.get_by_label("Head", exact=True).first.select_option("1")
+    assert "differs in 0.00 of its weight" in apart.locator(".fact").inner_text()
     assert [x.input_value() for x in tab.get_by_label("Head", exact=True).all()] == ["1", "1"]
     tab.get_by_role("checkbox").uncheck()
     tab.get_by_label("Head", exact=True).last.select_option("0")
@@ -141,6 +164,7 @@ def test_two_models_move_together(visit):
 def test_a_large_page_is_drawn_within_a_second_in_a_notebooks_frame_too(visit, maps, tmp_path):
     shown = maps(4, 8, 128, 128)
     page = explorer(shown, [f"token{i}" for i in range(128)])
+    assert len(page.html) < 3e6
     asked = "performance.getEntriesByName('attention-drawn')[0].startTime"
     assert any(visit(page).evaluate(asked) < 1000 for _ in range(3))  # 0.2 s, if left in peace
     notebook = tmp_path / "notebook.html"

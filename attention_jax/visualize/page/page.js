@@ -34,8 +34,10 @@ function release() {
 }
 
 let link = null;
+let difference = null;
 function pick(panel, layer, head, focus = false) {
   for (const each of link && link.checked ? panels : [panel]) each.pick(layer, head);
+  if (difference) difference.draw();
   if (focus) panel.cells[panel.at_layer][panel.at_head].focus();
   say();
 }
@@ -108,9 +110,11 @@ if (panels.length === 2) {
     document.querySelector("header").append(make("label", { class: "link" }, link, "Pick the same layer and head in both"));
   }
 }
+if (panels.length === 2) difference = new Difference(...panels);
 say();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   panels.forEach((panel) => panel.draw());
+  if (difference) difference.draw();
   release();
 });
 performance.mark("attention-drawn");

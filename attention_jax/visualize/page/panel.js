@@ -153,7 +153,7 @@ class Panel {
     this.plane.style.maxWidth = `${Math.min(Math.max(2.2 * S, 12), 30)}rem`;
     this.canvas.setAttribute("aria-label", `${this.layer.name}, head ${this.at_head}: weights of ${T} queries, down, on ${S} keys, across`);
     const image = new ImageData(S, T);
-    const colours = ramp();
+    const colours = ramp("--deep");
     const { power } = this.layer;
     const levels = [0, 0.002, 0.01, 0.05, 0.2, 0.5, 1].filter((w) => w === 0 || w ** power >= 0.09);
     this.tints.replaceChildren("weight ", ...swatches("deep", levels.map((w) => w ** power), levels));

@@ -75,9 +75,9 @@ const digits = (w) => (w >= 0.005 ? w.toFixed(2) : w >= 0.0005 ? w.toFixed(3) : 
 // From which tint on the words on it are light instead of dark, or the other way about.
 const turn = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--turn"));
 
-function ramp() {
+function ramp(to) {
   const style = getComputedStyle(document.documentElement);
-  const [low, high] = ["--card", "--deep"].map((name) =>
+  const [low, high] = ["--card", to].map((name) =>
     [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16)));
   return Array.from({ length: 256 }, (_, i) => low.map((x, c) => x + ((high[c] - x) * i) / 255));
 }
