@@ -130,8 +130,9 @@ def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
 
     with precision_of_products(spec.precision):
         return walk(
-            layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state)
-        )
+            layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state),
+            derived=False,
+        )  # fmt: skip
 
 
 @functools.partial(_flash.defjvp, symbolic_zeros=True)

@@ -20,6 +20,7 @@ import numpy as np
 from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import vary_as
+from attention_jax.kernels.visits import by_row, in_columns, in_parts, one_kind
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 
@@ -31,6 +32,8 @@ def walk(
     fetch: Callable[[Array, Array], Any],
     visit: Callable[[Any, Any, Array, bool], Any],
     close: Callable[[Array, Any], Any],
+    *,
+    derived: bool = True,
 ) -> Any:
     """Visits the blocks of one head's plane.
 
@@ -43,10 +46,14 @@ def walk(
             branches, whose transposes would make a cotangent as long as the arrays every time.
         visit: `visit(state, fetched, j, partial)` is the state after key block j.
         close: `close(i, state)` is query block i's part of the result, leaves `[Tb, ...]`.
+        derived: whether JAX may have to derive these loops. Where it need not, a query block takes
+            the steps that it has blocks to visit, also where that is known only at run time.
 
     Returns:
         The results of all query blocks put together, leaves `[T, ...]`.
     """
+    if not derived:
+        return _walk_counted(length, by_row(kinds), start, fetch, visit, close)
 
     def query_block(present: tuple[int, ...], xs: tuple[Array, Array, Array]) -> Any:
         i, columns, kinds = xs
@@ -63,7 +70,7 @@ def walk(
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
         return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
-    groups, blocks = _groups(*_visits(kinds)), []
+    groups, blocks = in_columns(kinds), []
     for rows, columns, chosen in groups:
         row = functools.partial(query_block, _present(chosen))
         outer = jax.checkpoint(row, prevent_cse=False)
@@ -72,6 +79,45 @@ def walk(
         return jax.tree.map(lambda x: _join(x, length), blocks[0])
     order = np.argsort(np.concatenate([rows for rows, *_ in groups])).astype(np.int32)
     return jax.tree.map(lambda *xs: _join(jnp.concatenate(xs)[order], length), *blocks)
+
+
+def _walk_counted(
+    length: int,
+    visits: tuple[Any, Any, Any],
+    start: Callable[[Array], Any],
+    fetch: Callable[[Array, Array], Any],
+    visit: Callable[[Any, Any, Array, bool], Any],
+    close: Callable[[Array, Any], Any],
+) -> Any:
+    """`walk` in loops that end with the last visit; such a loop has no transpose.
+
+    A query block takes its full steps first and then those to look into: there is no branch, whose
+    inside XLA would run on one core of a CPU.
+    """
+    columns, *ends = visits
+    # one number for all rows makes a loop of known length, or none
+    fixed = [
+        int(end[0]) if isinstance(end, np.ndarray) and np.unique(end).size == 1 else None
+        for end in ends
+    ]
+
+    def query_block(xs: tuple[Array, Array, list[Array]]) -> Any:
+        i, columns, ends = xs
+        state = vary_as(start(i), (fetch(i, columns[0]), i, columns, ends))
+        first: Any = 0
+        for end, known, partial in zip(ends, fixed, (False, True), strict=True):
+
+            def step(n: Array, state: Any, partial: bool = partial) -> Any:
+                return visit(state, fetch(i, columns[n]), columns[n], partial)
+
+            last = end if known is None else known
+            state = jax.lax.fori_loop(first, last, step, state)
+            first = last
+        return close(i, state)
+
+    rows = np.arange(columns.shape[0], dtype=np.int32)
+    xs = jax.tree.map(jnp.asarray, (rows, columns, ends))
+    return jax.tree.map(lambda x: _join(x, length), jax.lax.map(query_block, xs))
 
 
 def sweep(
@@ -87,6 +133,9 @@ def sweep(
     partial ones, without a branch. A contribution is added in place, so a visit costs its own
     block; and the transpose of each step is again a step that touches one block, because neither
     the sums nor the arrays behind `fetch` are carried through more than one loop.
+
+    Kinds that are traced put the visited blocks first and are walked in a few parts, each only if
+    there is something left to visit: a part that is left out costs one pass over the arrays.
 
     Args:
         sums: where to start from, leaves `[T, ...]`, commonly zeros.
@@ -124,23 +173,25 @@ def sweep(
 
         return jax.lax.scan(jax.checkpoint(step, prevent_cse=False), sums, (i, j, kind))[0]
 
-    if not isinstance(kinds, np.ndarray):
-        i, j = (x.ravel().astype(np.int32) for x in np.indices(kinds.shape))
-        return loop(sums, _present(kinds), i, j, kinds.ravel())
-    for kind in (FULL, PARTIAL):
-        i, j = (x.astype(np.int32) for x in np.nonzero(kinds == kind))
-        if i.size:
-            sums = loop(sums, (kind,), i, j, np.full(i.shape, kind, np.int8))
-    return sums
+    if isinstance(kinds, np.ndarray):
+        for kind in (FULL, PARTIAL):
+            i, j = (x.astype(np.int32) for x in np.nonzero(kinds == kind))
+            if i.size:
+                sums = loop(sums, (kind,), i, j, np.full(i.shape, kind, np.int8))
+        return sums
+    every = _present(kinds)
+    parts = in_parts(kinds)
+    if parts[0].shape[0] == 1:
+        return loop(sums, every, *(x[0] for x in parts))
+
+    def some(sums: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
+        left = _any_left(jnp.any(xs[2] != SKIPPED))
+        return jax.lax.cond(left, lambda x: loop(x, every, *xs), lambda x: x, sums), None
+
+    return jax.lax.scan(jax.checkpoint(some, prevent_cse=False), sums, parts)[0]
 
 
-def _join_kinds(kinds: Array) -> Array:
-    """One kind of block for several, by the first axis."""
-    whole, none = jnp.min(kinds, 0) == FULL, jnp.max(kinds, 0) == SKIPPED
-    return jnp.where(whole, np.int8(FULL), jnp.where(none, np.int8(SKIPPED), np.int8(PARTIAL)))
-
-
-_one_kind = one_for_all(_join_kinds)
+_any_left = one_for_all(lambda left: jnp.any(left, 0))
 
 
 def _by_kind(
@@ -159,7 +210,7 @@ def _by_kind(
 
     if len(present) == 1:
         return branch(present[0])(*operands)
-    kind = _one_kind(kind)
+    kind = one_kind(kind)
     index = sum((kind > least).astype(jnp.int32) for least in present[:-1])
     return jax.lax.switch(index, [branch(kind) for kind in present], *operands)
 
@@ -167,43 +218,6 @@ def _by_kind(
 def block_start(index: Any, size: int, length: int) -> Any:
     """First row or column of a block; the last block starts early where it would reach beyond."""
     return jnp.minimum(index * size, length - size) if length % size else index * size
-
-
-def _visits(kinds: Any) -> tuple[Any, Any]:
-    """For each query block its key blocks and their kinds, `[nT, most visits]`.
-
-    Known kinds leave out what nobody visits; a row with fewer visits than others is filled up with
-    skipped blocks. Traced kinds keep every column.
-    """
-    if not isinstance(kinds, np.ndarray):
-        columns = np.broadcast_to(np.arange(kinds.shape[1], dtype=np.int32), kinds.shape)
-        return columns, kinds
-    order = np.argsort(kinds == SKIPPED, axis=1, kind="stable").astype(np.int32)
-    most = max(1, int((kinds != SKIPPED).sum(axis=1).max()))
-    columns = order[:, :most]
-    return columns, np.take_along_axis(kinds, columns, axis=1)
-
-
-def _groups(columns: Any, kinds: Any) -> list[tuple[Any, Any, Any]]:
-    """Rows, their key blocks and kinds, in groups that are walked one after the other.
-
-    All rows of a group take as many steps as its longest. So a few rows that see everything, as
-    those of global tokens, stand apart, where that leaves out more than half of all steps.
-    """
-    rows = np.arange(columns.shape[0], dtype=np.int32)
-    if not isinstance(kinds, np.ndarray):
-        return [(rows, columns, kinds)]
-    counts = np.maximum(1, (kinds != SKIPPED).sum(axis=1))
-    few = np.unique(counts)
-    steps = [(counts <= n).sum() * n + (counts > n).sum() * few[-1] for n in few]
-    best = int(few[int(np.argmin(steps))])
-    if 2 * min(steps) > rows.size * few[-1]:
-        return [(rows, columns, kinds)]
-    apart = counts > best
-    return [
-        (rows[~apart], columns[~apart, :best], kinds[~apart, :best]),
-        (rows[apart], columns[apart], kinds[apart]),
-    ]
 
 
 def _present(kinds: Any) -> tuple[int, ...]:
