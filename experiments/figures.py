@@ -36,6 +36,7 @@ _STYLES: dict[str, tuple[str, Any]] = {
     "no scale": ("#d55e00", "--"),
     "too strong": ("#cc79a7", ":"),
     "too weak": ("#e69f00", "-."),
+    "soft cap": ("#e69f00", (0, (4, 3))),
     "none": ("#6b7280", (0, (1, 1.2))),
     "dot": ("#d55e00", "--"),
     "scaled_dot": ("#0072b2", "-"),
@@ -142,7 +143,7 @@ def curves(
             left out.
         x: the words under the horizontal axis.
         y: the words at the vertical axis.
-        log_x: a logarithmic horizontal axis, ticks at powers of two.
+        log_x: a logarithmic horizontal axis: ticks at powers of two, or where fractions are.
         log_y: a logarithmic vertical axis.
         markers: a dot at each point, for few points.
         same_y: all panels share their vertical axis.
@@ -313,7 +314,7 @@ def _line(ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool
     shade, dashes = _style(name, index)
     ax.plot(
         places, means, color=shade, linestyle=dashes, label=label(name),
-        marker="o" if markers else None, markersize=4,
+        marker="o" if markers else None, markersize=4, zorder=2 if dashes == "-" else 2.5,
     )  # fmt: skip
     if any(len(values) > 1 for values in by_x.values()):
         low, high = [min(by_x[p]) for p in places], [max(by_x[p]) for p in places]
@@ -325,7 +326,9 @@ def scales(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
     ax.set_xlabel(x)
     if log_x:
         ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+        if ax.dataLim.x0 < 1:
+            ax.set_xticks(sorted({float(v) for line in ax.lines for v in line.get_xdata()}))
+        ax.xaxis.set_major_formatter(FuncFormatter(_plain))
         ax.xaxis.set_minor_locator(NullLocator())
     if log_y:
         ax.set_yscale("log")

@@ -1,6 +1,5 @@
 """The report of the study of stability."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -107,7 +106,7 @@ def _sweep(results: Results, folder: Path) -> Picture:
     series = {
         form: [
             [
-                (math.log10(rate), values[seed])
+                (rate, values[seed])
                 for rate, values in zip(
                     results["learning_rates"], summary["valid_loss"], strict=True
                 )
@@ -118,8 +117,8 @@ def _sweep(results: Results, folder: Path) -> Picture:
     }
     words = "Held-out loss by learning rate"
     figures.curves(
-        folder / "figures/sweep.png", [("", series)], x="learning rate, log₁₀",
-        y="held-out loss, nats", markers=True, log_y=True,
+        folder / "figures/sweep.png", [("", series)], x="learning rate",
+        y="held-out loss, nats", markers=True, log_x=True, log_y=True,
     )  # fmt: skip
     return Picture("figures/sweep.png", f"{words}; the numbers are in the table.", f"{words}.")
 
