@@ -95,23 +95,26 @@ def _walk_counted(
     inside XLA would run on one core of a CPU.
     """
     columns, *ends = visits
-    # one number for all rows makes a loop of known length, or none
+    # one number for all rows makes a loop of known length
     fixed = [
         int(end[0]) if isinstance(end, np.ndarray) and np.unique(end).size == 1 else None
         for end in ends
     ]
+    known = isinstance(ends[0], np.ndarray)
+    needless = (known and not ends[0].any(), known and bool((ends[0] == ends[1]).all()))
 
     def query_block(xs: tuple[Array, Array, list[Array]]) -> Any:
         i, columns, ends = xs
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, ends))
         first: Any = 0
-        for end, known, partial in zip(ends, fixed, (False, True), strict=True):
+        for partial in (False, True):
 
             def step(n: Array, state: Any, partial: bool = partial) -> Any:
                 return visit(state, fetch(i, columns[n]), columns[n], partial)
 
-            last = end if known is None else known
-            state = jax.lax.fori_loop(first, last, step, state)
+            last = ends[partial] if fixed[partial] is None else fixed[partial]
+            if not needless[partial]:
+                state = jax.lax.fori_loop(first, last, step, state)
             first = last
         return close(i, state)
 
