@@ -24,10 +24,15 @@ class Compiled:
     compile_seconds: float
 
 
-def compile_for(function: Callable[..., Any], arguments: Sequence[Any]) -> Compiled:
-    """Compile ``function`` for ``arguments`` (arrays or ShapeDtypeStructs) without running it."""
+def compile_for(
+    function: Callable[..., Any], arguments: Sequence[Any], *, donate: Sequence[int] = ()
+) -> Compiled:
+    """Compile ``function`` for ``arguments`` (arrays or ShapeDtypeStructs) without running it.
+
+    Those that ``donate`` counts are given up to each call, which may write into them.
+    """
     begun = time.perf_counter()
-    executable = jax.jit(function).lower(*arguments).compile()
+    executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     seconds = time.perf_counter() - begun
     analysis = executable.memory_analysis()
     return Compiled(executable, None if analysis is None else analysis.temp_size_in_bytes, seconds)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax.kernels import row
 from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
@@ -29,6 +30,12 @@ def why_not(request: Request) -> str | None:
 
 def run(request: Request) -> Result:
     """Computes the request."""
+    if row.fits(request):
+        return row.run(_whole, request)
+    return _whole(request)
+
+
+def _whole(request: Request) -> Result:
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)
 

@@ -1,0 +1,98 @@
+"""One query over keys that lie as a cache has them: the dense kernel's numbers and gradients."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.attend import make_request
+from attention_jax.cache import KVCache
+from attention_jax.kernels import dense, row
+
+B, S, N, K, H, V = 2, 7, 6, 3, 5, 4
+RNG = np.random.default_rng(0)
+
+
+def arrays(batch, dtype=jnp.float32):
+    shapes = ((*batch, 1, N, H), (*batch, S, K, H), (*batch, S, K, V))
+    return [jnp.asarray(RNG.normal(size=shape), dtype) for shape in shapes]
+
+
+@jax.jit
+def both(request):
+    """Ours and the plain kernel's, each with a gradient of all that comes out."""
+
+    def one(run):
+        def loss(query, key, value):
+            told = {"query": query, "key": key, "value": value}
+            out, stats = run(dataclasses.replace(request, **told))
+            seen = jnp.isfinite(stats.lse)
+            parts = (out.astype(jnp.float32), jnp.where(seen, stats.lse, 0), stats.entropy)
+            return sum(jnp.sum(jnp.sin(part)) for part in parts)
+
+        given = (request.query, request.key, request.value)
+        return run(request), jax.grad(loss, (0, 1, 2))(*given)
+
+    return one(lambda r: row.run(dense._whole, r)), one(dense._whole)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "dtype", "mask", "score"),
+    [
+        ((B,), jnp.float32, RNG.random((B, N, 1, S)) > 0.6, None),
+        ((), jnp.bfloat16, RNG.random((1, S)) > 0.3, aj.scores.dot()),
+        ((B, 1), jnp.float32, None, aj.scores.scaled_dot(np.arange(N, dtype=np.float32))),
+    ],
+    ids=["heads", "low", "batches"],
+)
+def test_it_is_the_dense_kernel(batch, dtype, mask, score, spoiled):
+    query, key, value = arrays(batch, dtype)
+    if spoiled:  # seen by some, hidden from others, and nobody's neighbour
+        key, value = key.at[..., 2, 0, 1].set(jnp.nan), value.at[..., 4, 1, 0].set(jnp.inf)
+    mask = mask if mask is None else aj.masks.from_array(mask)
+    request = make_request(query, key, value, mask=mask, score=score, statistics=True)
+    tolerance = 1e-5 if dtype == jnp.float32 else 3e-2
+    chex.assert_trees_all_close(*both(request), rtol=tolerance, atol=tolerance)
+
+
+def test_what_a_cache_hides_and_what_it_lost():
+    query, key, value = arrays((B,))
+    cache = KVCache.init(B, S + 2, K, H, value_depth=V).append(key, value)
+    unwritten = [jnp.where(jnp.arange(S + 2) < S, 0, jnp.nan)[None, :, None, None]] * 2
+    for lost in (False, True):
+        cache = dataclasses.replace(cache, lost=jnp.array([False, lost]))
+        request = make_request(
+            query,
+            cache.key + unwritten[0],
+            cache.value + unwritten[1],
+            mask=cache.mask() & aj.masks.causal(),
+            query_positions=cache.next_positions(1),
+            key_positions=cache.positions(),
+            statistics=True,
+        )
+        ours, plain = both(request)
+        chex.assert_trees_all_close(ours, plain, rtol=1e-5, atol=1e-5)
+        assert bool(jnp.isnan(ours[0].out[1]).all()) == lost
+
+
+def test_what_it_takes(monkeypatch):
+    query, key, value = arrays((B,))
+    assert not row.fits(make_request(query, key, value))  # eight devices
+    monkeypatch.setattr(row, "_one_cpu", lambda: True)
+    assert row.fits(make_request(query, key, value))
+    pair = jnp.concatenate([query, query], 1)
+    assert not row.fits(make_request(pair, key, value))
+    assert not row.fits(make_request(query, key, value, bias=jnp.zeros((1, S))))
+    assert not row.fits(make_request(query, key, value, score=aj.scores.cosine(1.0)))
+    assert not row.fits(make_request(query, key[:, :0], value[:, :0]))
+    dropped = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}
+    assert not row.fits(make_request(query, key, value, **dropped))
+    # Values of neither kernel depend on which one it is.
+    out = jax.jit(lambda *x: aj.attend(*x, implementation="dense"))(query, key, value)
+    expected = aj.testing.reference_attention(query, key, value).out
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
