@@ -194,7 +194,8 @@ def bars(
                 yerr=errors if any(errors) else None,
                 error_kw={"elinewidth": 1, "ecolor": "#3b4149"},
             )  # fmt: skip
-            words = [f"{h:.0f}" if k else "–" for h, k in zip(heights, known, strict=True)]
+            digits = 0 if max(heights, default=0) >= 10 else 1
+            words = [f"{h:.{digits}f}" if k else "–" for h, k in zip(heights, known, strict=True)]
             ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")
         ax.set_xticks(range(len(groups)), groups)
         ax.grid(visible=False, axis="x")
@@ -343,8 +344,9 @@ def _plain(value: float, _: Callable | None = None) -> str:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
+    at_once = 5 if sum(map(len, labels)) <= 60 else 3  # five long ones would not fit the width
     figure.legend(
-        handles, labels, loc="outside upper left", ncols=min(len(labels), 5),
+        handles, labels, loc="outside upper left", ncols=min(len(labels), at_once),
         handlelength=2.4, columnspacing=1.6,
     )  # fmt: skip
 

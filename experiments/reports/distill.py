@@ -23,8 +23,9 @@ WORDS = {
     "none": "references alone",
     "logits": "logits",
     "logits and maps": "logits and maps",
-    "sequences": "the teacher's translations",
+    "sequences": "teacher's sentences",
 }
+_LEARNT = 5.0  # BLEU: with less there is nothing to rank students by
 
 
 def build(results: Results, folder: Path) -> Report:
@@ -62,6 +63,14 @@ def build(results: Results, folder: Path) -> Report:
     )
 
 
+def _best(results: Results) -> float:
+    """Return the best student's mean BLEU."""
+    found = [
+        statistics.fmean(x["bleu"]) for way, x in results["summary"].items() if way != "teacher"
+    ]
+    return max(found)
+
+
 def gains(results: Results) -> dict[str, float]:
     """Return the mean BLEU that each way of learning gains over the references alone."""
     summary = results["summary"]
@@ -76,6 +85,13 @@ def _answer(results: Results) -> list[str]:
     summary = results["summary"]
     means = {way: statistics.fmean(found["bleu"]) for way, found in summary.items()}
     students = {way: mean for way, mean in means.items() if way != "teacher"}
+    if (best := _best(results)) < _LEARNT:
+        steps = results["settings"]["steps"]
+        return [
+            f"The teacher has BLEU {means['teacher']:.1f} and the best student {best:.1f}: in "
+            f"{steps:,} steps none has learnt to translate, so nothing can be said of what each "
+            "learnt from."
+        ]
     ranked = sorted(students.items(), key=lambda item: -item[1])
     listed = joined([f"{WORDS[way]} {mean:.1f}" for way, mean in ranked])
     smaller = summary["teacher"]["parameters"] / summary[ranked[0][0]]["parameters"]
@@ -155,7 +171,7 @@ def _curve(results: Results, folder: Path, name: str, words: str) -> Picture:
 
 
 def _claims(results: Results) -> Table:
-    gained = gains(results)
+    gained = gains(results) if _best(results) >= _LEARNT else {}
 
     def ours(*ways: str) -> str:
         found = [f"{WORDS[way]} {gained[way]:+.1f} BLEU" for way in ways if way in gained]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attention_jax.diagnostics import AttentionInputs
 from experiments import distilling, model
 from experiments.__main__ import main
 from experiments.data import BOS, EOS, Batch
@@ -66,14 +67,14 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
 
 
 def test_a_layer_learns_from_the_last_of_its_share_of_the_teachers_layers():
-    look = {"query": jax.random.normal(jax.random.key(0), (1, 3, 2, 4)), "mask": None}
-    look["key"] = look["query"]
+    query = jax.random.normal(jax.random.key(0), (1, 3, 2, 4))
+    look = AttentionInputs(query, query, query, None, None, None, None, None)
     paths = [f"encoder/layers/{layer}/self_attention" for layer in range(2)]
     loss = distilling.Distillation(temperature=1.0, maps_weight=1.0, deeper=2)
-    apart = loss._apart({paths[1]: look}, paths[0], look, np.ones((1, 3), bool))
+    apart = loss._apart({paths[1]: look[:2]}, paths[0], look, np.ones((1, 3), bool))
     assert float(apart) == pytest.approx(0, abs=1e-6)
     with pytest.raises(KeyError, match="layers/1"):
-        loss._apart({paths[0]: look}, paths[0], look, np.ones((1, 3), bool))
+        loss._apart({paths[0]: look[:2]}, paths[0], look, np.ones((1, 3), bool))
 
 
 def test_the_study_teaches_and_reports(tmp_path):
@@ -97,7 +98,12 @@ def test_the_study_teaches_and_reports(tmp_path):
     assert not list((folder / "checkpoints").iterdir())
     page = (folder / "report.html").read_text()
     assert page.count("<img") == 3
-    for words in ("1606.07947", "other data, other scale: compare the shape", "quick: one seed"):
+    for words in (
+        "learnt to translate, so nothing can be said",
+        "1606.07947",
+        "other data, other scale: compare the shape",
+        "quick: one seed",
+    ):
         assert words in page
 
 
