@@ -208,8 +208,8 @@ class _Layer:
         values = self.params.get("positions", {})
         parts = apart(values, len(plans), scanned=self.scanned)
         every = [_constants(constants, part) for part in parts]
-        biases = [recipe.bias(whole, count) for whole in every]
-        if biases[0] is None:
+        biases = [bias for x in every if (bias := recipe.bias(x, count)) is not None]
+        if not biases:
             return given, {}
         new = [
             prune_term(recipe.bias, whole, count, plan.kept, depth)

@@ -200,8 +200,8 @@ def _prune_positions(layer: MultiHeadAttention, plans: Sequence[Plan], *, scanne
     assert places is not None  # a layer with projections has a scheme, if an empty one
     recipe, given, depth = places.recipe, layer.num_heads, layer.head_dim
     every = apart(places.values(), len(plans), scanned=scanned)
-    biases = [recipe.bias(values, given) for values in every]
-    if biases[0] is not None:
+    biases = [bias for values in every if (bias := recipe.bias(values, given)) is not None]
+    if biases:
         new = [
             prune_term(recipe.bias, values, given, plan.kept, depth)
             for values, plan in zip(every, plans, strict=True)
