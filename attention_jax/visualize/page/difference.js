@@ -47,6 +47,7 @@ class Difference {
     this.cell.textContent = `${named(panel.text("queries"), t)} \u2192 ${named(panel.text("keys"), s)}: `
       + `${panel.name} ${a.toFixed(3)}, ${after.name} ${b.toFixed(3)}, ${sign}${Math.abs(b - a).toFixed(3)}`;
     const { T, S } = panel.layer;
+    this.mark.hidden = false;
     Object.assign(this.mark.style, { top: `${(100 * t) / T}%`, height: `${100 / T}%`, left: `${(100 * s) / S}%`, width: `${100 / S}%` });
   }
 
@@ -78,7 +79,7 @@ class Difference {
     this.plane.style.aspectRatio = before.plane.style.aspectRatio;
     this.plane.style.maxWidth = before.plane.style.maxWidth;
     this.at = { queries: clamp(this.at.queries, T), keys: clamp(this.at.keys, S) };
-    this.mark.removeAttribute("style");
+    this.mark.hidden = true;
     this.cell.textContent = "";
   }
 }
