@@ -48,13 +48,13 @@ def divergence_case(length: int) -> Case:
     )
 
 
-def called(function: Callable[[Any, Any], Any], module: Any, arguments: Arguments) -> Contestant:
+def called(function: Callable[..., Any], arguments: Arguments) -> Contestant:
     """A function of a module that compiles by itself, in the call that is not measured."""
 
     def prepare(which: str) -> Prepared:
         assert which == "forward"
         given = arguments()
-        return Prepared(lambda: function(module, *given))
+        return Prepared(lambda: function(*given))
 
     return prepare
 
@@ -67,16 +67,13 @@ def looked_at(module: Any, x: Any) -> Any:
 
 def capture_case(layers: int, width: int, heads: int, length: int, batch: int) -> Case:
     """A model that is looked at beside the same model that is not, both called with the module."""
-    module = TransformerEncoder(layers, heads, width, 4 * width, rngs=flax.nnx.Rngs(0))
+
+    def arguments() -> tuple[Any, ...]:
+        module = TransformerEncoder(layers, heads, width, 4 * width, rngs=flax.nnx.Rngs(0))
+        return module, *normal(0, (batch, length, width))
+
     plain = flax.nnx.jit(lambda module, x: module(x))
-
-    def inputs() -> tuple[Any, ...]:
-        return normal(0, (batch, length, width))
-
-    contestants = {
-        "capture": called(looked_at, module, inputs),
-        "model": called(plain, module, inputs),
-    }
+    contestants = {"capture": called(looked_at, arguments), "model": called(plain, arguments)}
     size = f"width {width}, {heads} heads, T = {length}, B {batch}"
     return Case(
         f"capture-{length}",
