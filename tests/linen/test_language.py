@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 
 import attention_jax as aj
 from attention_jax import linen
@@ -190,3 +191,26 @@ def test_bad_calls():
         linen.beam_decode(model, {}, TOKENS, eos=1, max_length=4, num_beams=0)
     with pytest.raises(ValueError, match="bos"):
         linen.greedy_decode(model, {}, TOKENS, bos=1, max_length=4)
+
+
+def test_float16_computes_and_float32_learns():
+    """With Flax's dynamic scale of the loss, in layers that are scanned and recomputed."""
+    options = {"scan_layers": True, "remat": "dots_saveable", "positions": "rotary"}
+    model = linen.TransformerLM(2, 2, 8, 16, 9, dtype=jnp.float16, **options)
+
+    def loss(variables):
+        logits = model.apply(variables, TOKENS)
+        assert logits.dtype == jnp.float16
+        logits = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return -jnp.mean(jnp.take_along_axis(logits, TOKENS[..., None], -1))
+
+    @jax.jit
+    def run(scale, key):
+        return scale.value_and_grad(loss)(model.init(key, TOKENS))
+
+    _, finite, value, gradients = run(DynamicScale(scale=256.0), KEY)
+    assert bool(finite)
+    assert abs(float(value) - np.log(9)) < 1.5
+    for leaf in jax.tree.leaves(gradients):
+        assert leaf.dtype == jnp.float32
+        assert bool(jnp.isfinite(leaf).all())
