@@ -98,7 +98,9 @@ def attention_fn(
     output. A query that may see nothing gets 0.
 
     In a step of Flax's cached decode (one query, and the mask that hides the unwritten keys) the
-    query stands at the last key that this mask shows: `is_causal`, masks and biases go by that.
+    query stands at the last key that this mask shows: `is_causal`, masks and biases go by that, and
+    `causal(align="end")` is `causal()`. A score that goes by the number of keys, `log_length`, sees
+    all that the cache has room for; its recipe with `causal=True` goes by the position.
 
     Args:
         score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is
