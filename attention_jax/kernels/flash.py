@@ -131,7 +131,7 @@ def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     with precision_of_products(spec.precision):
         return walk(
             layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state),
-            derived=False,
+            parted=True,
         )  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
-# Up to how many pairs of blocks a sweep over traced kinds is one loop, and else in how many parts.
-_FEW = 64
+# A loop over traced kinds is divided into so many parts, each done only if there is a visit in it.
 _PARTS = 8
 
 
@@ -26,34 +25,15 @@ def _join_kinds(kinds: Array) -> Array:
 one_kind = one_for_all(_join_kinds)
 
 
-def by_row(kinds: Any) -> tuple[Any, Any, Any]:
-    """For each query block its key blocks: the full ones first, then those to look into.
+def in_parts(few: int, kinds: Array, *blocks: Array) -> tuple[Array, ...]:
+    """Traced kinds `[n]` and what goes with them, the visited ones first, as `[parts, n / parts]`.
 
-    Returns:
-        Key blocks `[nT, most]`, and int32 `[nT]` where the full ones end and where all visited end.
+    Up to `few` are one part. What fills up the last one is skipped.
     """
-    known = isinstance(kinds, np.ndarray)
-    kinds, xp = (kinds, np) if known else (one_kind(kinds), jnp)
-    columns = xp.argsort(FULL - kinds, axis=1, stable=True).astype(np.int32)
-    full, visited = (xp.sum(kinds >= least, axis=1, dtype=np.int32) for least in (FULL, PARTIAL))
-    most = max(1, int(visited.max())) if known else kinds.shape[1]
-    return columns[:, :most], full, visited
-
-
-def in_parts(kinds: Array) -> tuple[Array, Array, Array]:
-    """Of traced kinds all pairs, the visited ones first, as `[parts, n]`; one part if they are few.
-
-    Returns:
-        Query block, key block and kind of each.
-    """
-    flat = one_kind(kinds).ravel()
-    order = jnp.argsort(flat == SKIPPED, stable=True).astype(jnp.int32)
-    columns = np.int32(kinds.shape[1])
-    parts = _PARTS if flat.size > _FEW else 1
-    pad = (0, -flat.size % parts)
-    pairs = (order // columns, order % columns, flat[order])
-    i, j, kind = (jnp.pad(x, pad).reshape(parts, -1) for x in pairs)
-    return i, j, kind
+    order = jnp.argsort(kinds == SKIPPED, stable=True)
+    parts = _PARTS if kinds.size > few else 1
+    pad = (0, -kinds.size % parts)
+    return tuple(jnp.pad(x[order], pad).reshape(parts, -1) for x in (kinds, *blocks))
 
 
 def in_columns(kinds: Any) -> list[tuple[Any, Any, Any]]:

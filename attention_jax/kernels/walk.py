@@ -20,7 +20,7 @@ import numpy as np
 from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import vary_as
-from attention_jax.kernels.visits import by_row, in_columns, in_parts, one_kind
+from attention_jax.kernels.visits import in_columns, in_parts, one_kind
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 
@@ -33,7 +33,7 @@ def walk(
     visit: Callable[[Any, Any, Array, bool], Any],
     close: Callable[[Array, Any], Any],
     *,
-    derived: bool = True,
+    parted: bool = False,
 ) -> Any:
     """Visits the blocks of one head's plane.
 
@@ -46,14 +46,14 @@ def walk(
             branches, whose transposes would make a cotangent as long as the arrays every time.
         visit: `visit(state, fetched, j, partial)` is the state after key block j.
         close: `close(i, state)` is query block i's part of the result, leaves `[Tb, ...]`.
-        derived: whether JAX may have to derive these loops. Where it need not, a query block takes
-            the steps that it has blocks to visit, also where that is known only at run time.
+        parted: whether a query block's walk over traced kinds ends with its last visit, or soon
+            after. A transposed walk would lose what that saves: each part of it makes cotangents as
+            long as the arrays. (A loop that ends exactly there could not be transposed at all, and
+            JAX may transpose a function with a rule of its own: it forgets the rule inside a scan.)
 
     Returns:
         The results of all query blocks put together, leaves `[T, ...]`.
     """
-    if not derived:
-        return _walk_counted(length, by_row(kinds), start, fetch, visit, close)
 
     def query_block(present: tuple[int, ...], xs: tuple[Array, Array, Array]) -> Any:
         i, columns, kinds = xs
@@ -68,9 +68,22 @@ def walk(
 
         body = jax.checkpoint(key_block, prevent_cse=False)
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
-        return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
+        parts = in_parts(_FEW_COLUMNS, kinds, columns) if parted else (kinds[None], columns[None])
+        if parts[0].shape[0] == 1:
+            return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
-    groups, blocks = in_columns(kinds), []
+        def some(state: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
+            kinds, columns = part
+            xs = columns, kinds
+            left = _any_left(jnp.any(kinds != SKIPPED))
+            return jax.lax.cond(
+                left, lambda s: jax.lax.scan(body, s, xs)[0], lambda s: s, state
+            ), None
+
+        return close(i, jax.lax.scan(jax.checkpoint(some, prevent_cse=False), state, parts)[0])
+
+    parted = parted and not isinstance(kinds, np.ndarray)
+    groups, blocks = in_columns(one_kind(kinds) if parted else kinds), []
     for rows, columns, chosen in groups:
         row = functools.partial(query_block, _present(chosen))
         outer = jax.checkpoint(row, prevent_cse=False)
@@ -79,48 +92,6 @@ def walk(
         return jax.tree.map(lambda x: _join(x, length), blocks[0])
     order = np.argsort(np.concatenate([rows for rows, *_ in groups])).astype(np.int32)
     return jax.tree.map(lambda *xs: _join(jnp.concatenate(xs)[order], length), *blocks)
-
-
-def _walk_counted(
-    length: int,
-    visits: tuple[Any, Any, Any],
-    start: Callable[[Array], Any],
-    fetch: Callable[[Array, Array], Any],
-    visit: Callable[[Any, Any, Array, bool], Any],
-    close: Callable[[Array, Any], Any],
-) -> Any:
-    """`walk` in loops that end with the last visit; such a loop has no transpose.
-
-    A query block takes its full steps first and then those to look into: there is no branch, whose
-    inside XLA would run on one core of a CPU.
-    """
-    columns, *ends = visits
-    # one number for all rows makes a loop of known length
-    fixed = [
-        int(end[0]) if isinstance(end, np.ndarray) and np.unique(end).size == 1 else None
-        for end in ends
-    ]
-    known = isinstance(ends[0], np.ndarray)
-    needless = (known and not ends[0].any(), known and bool((ends[0] == ends[1]).all()))
-
-    def query_block(xs: tuple[Array, Array, list[Array]]) -> Any:
-        i, columns, ends = xs
-        state = vary_as(start(i), (fetch(i, columns[0]), i, columns, ends))
-        first: Any = 0
-        for partial in (False, True):
-
-            def step(n: Array, state: Any, partial: bool = partial) -> Any:
-                return visit(state, fetch(i, columns[n]), columns[n], partial)
-
-            last = ends[partial] if fixed[partial] is None else fixed[partial]
-            if not needless[partial]:
-                state = jax.lax.fori_loop(first, last, step, state)
-            first = last
-        return close(i, state)
-
-    rows = np.arange(columns.shape[0], dtype=np.int32)
-    xs = jax.tree.map(jnp.asarray, (rows, columns, ends))
-    return jax.tree.map(lambda x: _join(x, length), jax.lax.map(query_block, xs))
 
 
 def sweep(
@@ -182,18 +153,22 @@ def sweep(
             if i.size:
                 sums = loop(sums, (kind,), i, j, np.full(i.shape, kind, np.int8))
         return sums
-    every = _present(kinds)
-    parts = in_parts(kinds)
+    every, flat = _present(kinds), one_kind(kinds).ravel()
+    i, j = (x.ravel().astype(np.int32) for x in np.indices(kinds.shape))
+    parts = in_parts(_FEW_PAIRS, flat, jnp.asarray(i), jnp.asarray(j))
     if parts[0].shape[0] == 1:
-        return loop(sums, every, *(x[0] for x in parts))
+        return loop(sums, every, i, j, flat)
 
-    def some(sums: Any, xs: tuple[Array, Array, Array]) -> tuple[Any, None]:
-        left = _any_left(jnp.any(xs[2] != SKIPPED))
-        return jax.lax.cond(left, lambda x: loop(x, every, *xs), lambda x: x, sums), None
+    def some(sums: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
+        kind, i, j = part
+        left = _any_left(jnp.any(kind != SKIPPED))
+        return jax.lax.cond(left, lambda x: loop(x, every, i, j, kind), lambda x: x, sums), None
 
     return jax.lax.scan(jax.checkpoint(some, prevent_cse=False), sums, parts)[0]
 
 
+# Up to so many key blocks of a row, or pairs of blocks, traced kinds are one loop.
+_FEW_COLUMNS, _FEW_PAIRS = 8, 64
 _any_left = one_for_all(lambda left: jnp.any(left, 0))
 
 

@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import attention_jax as aj
-from attention_jax.kernels.visits import by_row, in_columns, in_parts
+from attention_jax.kernels.visits import in_columns, in_parts
 from attention_jax.masks.block_map import SKIPPED
 
 
@@ -34,24 +33,16 @@ def test_half_a_plane_is_one_walk():
     assert steps(aj.masks.causal())[0] == 1
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_row_s_full_blocks_come_first_and_its_visits_end(traced):
-    kinds = np.asarray((aj.masks.causal() & aj.masks.window(100, 0)).block_map(640, 640, 64).kinds)
-    columns, full, visited = by_row(jnp.asarray(kinds) if traced else kinds)
-    for row, order, a, b in zip(kinds, np.asarray(columns), full, visited, strict=True):
-        assert set(order[:a]) == set(np.nonzero(row == 2)[0])
-        assert set(order[a:b]) == set(np.nonzero(row == 1)[0])
-
-
-def test_a_sweep_in_parts_takes_every_pair_once():
+def test_parts_take_every_pair_once_and_those_to_visit_first():
     ids = np.sort(np.random.default_rng(0).integers(0, 5, (1, 300)))
-    kinds = jnp.asarray(aj.masks.segments(ids).block_map(300, 300, 16).kinds).reshape(19, 19)
-    i, j, kind = (np.asarray(x) for x in in_parts(kinds))
-    assert i.shape[0] == 8
-    visited = kind.ravel() != SKIPPED
-    assert visited[: visited.sum()].all()
-    taken = sorted(zip(i.ravel()[visited], j.ravel()[visited], strict=True))
-    assert taken == sorted(zip(*np.nonzero(np.asarray(kinds)), strict=True))
+    kinds = np.asarray(aj.masks.segments(ids).block_map(300, 300, 16).kinds).reshape(19, 19)
+    i, j = (jnp.asarray(x.ravel()) for x in np.indices(kinds.shape))
+    kind, i, j = (np.asarray(x).ravel() for x in in_parts(64, jnp.asarray(kinds.ravel()), i, j))
+    visited = (kinds != SKIPPED).sum()
+    assert (kind[:visited] != SKIPPED).all()
+    assert not kind[visited:].any()
+    taken = sorted(zip(i[:visited], j[:visited], strict=True))
+    assert taken == sorted(zip(*np.nonzero(kinds), strict=True))
 
 
 def test_kinds_known_only_at_run_time_in_many_blocks():
@@ -67,3 +58,21 @@ def test_kinds_known_only_at_run_time_in_many_blocks():
     got = jax.jit(lambda ids: out_and_gradients(ids, implementation="flash", block_size=(10, 9)))
     for a, b in zip(got(ids), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_second_derivatives_inside_a_loop_where_jax_forgets_the_rule():
+    ids = jnp.array([[0] * 20 + [1] * 30])
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 50, 1, 4))
+
+    def slope(query, implementation):
+        def step(x, _):
+            options = {"implementation": implementation}
+            options |= {"block_size": (5, 4)} if implementation == "flash" else {}
+            return aj.attend(x, key, value, mask=aj.masks.segments(ids), **options), None
+
+        def loss(query):
+            return jnp.sum(jnp.sin(jax.lax.scan(step, query, length=2)[0]))
+
+        return jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2)))(query)
+
+    np.testing.assert_allclose(slope(query, "flash"), slope(query, "dense"), atol=1e-5)
