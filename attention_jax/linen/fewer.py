@@ -4,13 +4,16 @@ A Linen module makes its parts anew in every call, each as its options say. What
 instead is therefore kept with the whole, and given to the part while it is set up.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
+from attention_jax.cache import KVCache
 from attention_jax.linen.attention import MultiHeadAttention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -37,6 +40,32 @@ class _Changed:
         raise NotImplementedError(f"{type(self).__name__}.bind: call apply(variables, ...) instead")
 
 
+class _Caching(_Changed):
+    """The same of a model that makes its caches itself."""
+
+    def new_cache(self, *args: Any, **options: Any) -> Any:
+        """As the model's, with room for the heads that are there."""
+        made = super().new_cache(*args, **options)  # type: ignore[misc]
+        fields = {path: dict(x) for path, x in self.changed}
+
+        def fitting(cache: Any, layers: str) -> Any:
+            own = [
+                x for path, x in fields.items() if f"/{path}".endswith(f"/{layers}/self_attention")
+            ]
+            if not isinstance(cache, KVCache) or not own:
+                return cache
+            heads = own[0]["num_kv_heads"]
+            key, value = (
+                jnp.zeros((*x.shape[:-2], heads, x.shape[-1]), x.dtype)
+                for x in (cache.key, cache.value)
+            )
+            return dataclasses.replace(cache, key=key, value=value)
+
+        if isinstance(made, tuple):
+            return tuple(fitting(cache, f"layers_{i}") for i, cache in enumerate(made))
+        return fitting(made, "layers")
+
+
 def _setting(changed: tuple[tuple[str, Fields], ...]) -> Any:
     by_path = dict(changed)
 
@@ -61,7 +90,8 @@ def _changed_class(original: type) -> Any:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    return type(original)(original.__name__, (_Changed, original), body, kw_only=True)
+    joined = _Caching if hasattr(original, "new_cache") else _Changed
+    return type(original)(original.__name__, (joined, original), body, kw_only=True)
 
 
 def with_fields(model: Model, fields: Mapping[str, Mapping[str, Any]]) -> Model:

@@ -1,5 +1,7 @@
 """Fewer heads: the same outputs as with those heads silenced, in both flavours; heads made one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,6 +204,20 @@ def test_scanned_layers_of_linen_too():
     small, fewer = linen.prune_heads(scan, stacked, heads)
     assert fewer["params"]["layers"]["self_attention"]["out"]["kernel"].shape == (2, 3, 4, 16)
     close(jax.jit(small.apply)(fewer, X), wanted)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_scanned_layers_of_linen_decode_over_caches_of_their_heads(scan_layers):
+    model = linen.TransformerLM(2, 4, 16, 8, 11, num_kv_heads=2, scan_layers=scan_layers)
+    tokens = RNG.integers(1, 11, (2, 5))
+    variables = jax.jit(model.init)(jax.random.key(0), tokens)
+    gone = {"decoder/layers/self_attention": [0, 1]}
+    if not scan_layers:
+        gone = {"decoder/layers_1/self_attention": [0]}  # of a group one: each has its own now
+    small, fewer = linen.prune_heads(model, variables, gone)
+    cache = small.new_cache(2, 6)
+    step = jax.jit(functools.partial(small.apply, method="with_cache"))
+    close(step(fewer, tokens, cache)[0], jax.jit(small.apply)(fewer, tokens))
 
 
 def test_mistakes_name_what_is_wrong():
