@@ -53,6 +53,8 @@ def test_a_language_model_is_its_twin_full_in_steps_and_in_sentences(options):
     model, variables, twin = language(**options)
     shapes = jax.eval_shape(model.init, KEY, TOKENS)
     chex.assert_trees_all_equal_shapes(variables, shapes)
+    moved = jax.tree.map(lambda x: x + 1, variables)
+    chex.assert_trees_all_equal(linen.from_nnx(linen.to_nnx(moved, twin)), moved)
     full = apply(model, variables, TOKENS, REAL)
     close(full, nnx.jit(lambda twin: twin(TOKENS, REAL))(twin))
 
@@ -135,15 +137,11 @@ def test_where_tokens_stand():
     seen = aj.masks.window(1, 1)  # of the memory, by position
     model, variables, twin = translation(positions="learned", max_length=6)
 
-    def both(tokens, mask, at):
-        options = {"query_positions": at}
-        inputs = (tokens, memory, mask, seen)
-        ours = apply(model, variables, *inputs, method="decode", **options)
-        close(ours, nnx.jit(lambda twin: twin.decode(*inputs, **options))(twin))
-        return ours
-
-    found = both(target, packed, at)
-    close(found[:, 3:], both(target[:, 3:], None, None))
+    inputs, told = (target, memory, packed, seen), {"query_positions": at}
+    found = apply(model, variables, *inputs, method="decode", **told)
+    close(found, nnx.jit(lambda twin: twin.decode(*inputs, **told))(twin))
+    alone = apply(model, variables, target[:, 3:], memory, None, seen, method="decode")
+    close(found[:, 3:], alone)
     # In a decoding step the collection "cache" knows.
     layer = linen.TransformerDecoderLayer(2, 8, 16, decode=True)
     x = jax.random.normal(KEY, (1, 4, 8))
