@@ -7,10 +7,12 @@ more than a single query's arithmetic. Here the heads of `K [S, K·H]` stay side
 queries stand in a block-diagonal matrix `Q [K·H, N]`: K times the arithmetic, and no copy.
 
 A number that is not finite would spoil its neighbours' heads through the zeros of Q. A column of
-zeros, for keys, and a row of zeros, for values, turn NaN where there is one; then, and for
-derivatives, the plain kernel does it.
+zeros, for keys, and a row of zeros, for values, turn NaN where there is one. If nobody sees it, it
+is replaced and the same products give the same bits; else, and for derivatives, the plain kernel
+does it.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -69,7 +71,12 @@ def run(plain: Run, request: Request) -> Result:
     # it, which is then done twice, once in a copy of the cache.
     able = jnp.all(jnp.isfinite(request.query))
     result, finite = jax.lax.cond(able, lambda: _side_by_side(request), nothing)
-    return jax.lax.cond(finite, lambda: result, lambda: plain(request))
+
+    def without_what_is_hidden() -> Result:
+        cleaned, seen = _cleaned(request)
+        return jax.lax.cond(seen, plain, lambda _: _side_by_side(cleaned)[0], request)
+
+    return jax.lax.cond(finite, lambda: result, without_what_is_hidden)
 
 
 @run.defjvp
@@ -108,6 +115,23 @@ def _products(request: Request) -> tuple[Result, Array]:
     facts = Static(layout, (), False, False, 0.0, request.statistics)
     out = jnp.swapaxes(out, -2, -1).astype(dtype)
     return finish(request, facts, out, lse, mean, jnp.max(seen, axis=-2)), finite
+
+
+def _cleaned(request: Request) -> tuple[Request, Array]:
+    """The request with finite keys and values, and whether somebody sees what was replaced."""
+    layout = request.layout
+    key, value = jnp.asarray(request.key), jnp.asarray(request.value)
+    good = jnp.isfinite(key), jnp.isfinite(value)
+    lost = ~(jnp.all(good[0], axis=(-2, -1)) & jnp.all(good[1], axis=(-2, -1)))  # [*B, S]
+    visible, spoiled = _visible(request)
+    looked_at = True if visible is None else jnp.any(visible, axis=-1)
+    seen = jnp.any(lost.reshape(-1, layout.S) & looked_at)
+    seen = seen | spoiled | ~jnp.all(jnp.isfinite(jnp.asarray(request.query)))
+    key, value = (
+        jnp.where(finite, x, jnp.zeros((), x.dtype))
+        for finite, x in zip(good, (key, value), strict=True)
+    )
+    return dataclasses.replace(request, key=key, value=value), seen
 
 
 def _beside_zeros(product: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:

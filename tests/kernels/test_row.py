@@ -80,6 +80,16 @@ def test_what_a_cache_hides_and_what_it_lost():
         assert bool(jnp.isnan(ours[0].out[1]).all()) == lost
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_nobody_sees_changes_no_bit(poison):
+    query, key, value = arrays((B,))
+    visible = np.array([True, False, True, True, False, True, True])
+    run = jax.jit(lambda *qkv: row.run(dense._whole, make_request(*qkv, mask=visible[None])).out)
+    hidden = ~visible[:, None, None]
+    poisoned = (jnp.where(hidden, np.float32(poison), x) for x in (key, value))
+    np.testing.assert_array_equal(run(query, *poisoned), run(query, key, value))
+
+
 def test_what_it_takes(monkeypatch):
     query, key, value = arrays((B,))
     assert not row.fits(make_request(query, key, value))  # eight devices
