@@ -90,6 +90,7 @@ THOROUGH = (
     "experiments/test_scaling.py::test_ctrl_c",
     "experiments/test_scaling.py::test_the_study",
     "experiments/test_stability.py::test_the_study",
+    "kernels/test_row.py",
     "kernels/test_vendor.py",
     "linen/test_attention_fn.py",
     "linen/test_decode.py",
