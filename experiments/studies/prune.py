@@ -55,7 +55,7 @@ class Prune(StudyOptions):
     study: ClassVar[str] = "prune"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "seeds": 1, "steps": 150, "batch_size": 32, "layers": 1, "heads": 8, "features": 64,
+            "seeds": 1, "steps": 450, "batch_size": 32, "layers": 1, "heads": 8, "features": 64,
             "train_size": 4000, "test_size": 80, "points": 3, "draws": 1,
         },
         "default": {
