@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.term import Sides
-from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.block import first_at, mask_logits, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, Static
 
 
@@ -79,7 +79,7 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
     if facts.statistics:
         seen = jnp.where(logits == NEG_INF, 0, logits)
         moment = moment * shrink + jnp.sum(powers * seen, axis=-1)
-        index = at + jnp.argmax(jax.lax.stop_gradient(logits), axis=-1).astype(jnp.int32)
+        index = at + first_at(jax.lax.stop_gradient(logits), here)
         first = jnp.where(here > state.top, index.astype(first.dtype), first)
     return Online(
         top,
