@@ -185,6 +185,23 @@ def memory_case(
     )
 
 
+def with_statistics(query: Any, key: Any, value: Any) -> Any:
+    """The output with entropy and largest logit added in, so that both have a gradient."""
+    out, stats = aj.attend_with_stats(query, key, value)
+    return out + jnp.swapaxes(stats.entropy + stats.max_logit, -1, -2)[..., None]
+
+
+def statistics_case(length: int, sized: str) -> Case:
+    """The statistics of every row beside attention without them."""
+    arguments = qkv(1, length, 2)
+    contestants = {
+        "statistics": compiled(with_statistics, arguments),
+        "none": compiled(ours(), arguments),
+    }
+    title = f"entropy and largest logit of every row, T = S = {length}, N 2"
+    return Case("statistics", title, contestants, [Ratio("statistics", "none")], sized=sized)
+
+
 def cases() -> list[Case]:
     """The table."""
     masks = aj.masks
@@ -218,6 +235,7 @@ def cases() -> list[Case]:
         against_full(
             "dropout", "dropout 0.1, T = S = 2048, N 2", qkv(1, 2048, 2), 1.5, "quick", **drop
         ),
+        statistics_case(4096, "default"),
         memory_case("memory-dot", flash, one, 16384, "quick"),
         memory_case("memory-additive", additive, additive_arguments, 16384, "quick"),
         Case(
