@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from experiments.arguments import check_arguments
 from experiments.errors import UsageError
 from experiments.options import StudyOptions
 from experiments.runs import taken_up
@@ -48,9 +49,11 @@ def parse(arguments: Sequence[str]) -> StudyOptions:
     """Return the options of the study named by ``arguments[0]``.
 
     Raises:
-        UsageError: the command line is not understood; the message is tyro's, in one line.
+        UsageError: the command line is not understood; the message is one line.
         SystemExit: help was asked for and printed.
     """
+    if arguments[0] not in ("-h", "--help"):
+        check_arguments(arguments, STUDIES)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):

@@ -13,8 +13,14 @@ from experiments.studies.compare import SCORES, Compare
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
 REFUSED = [
-    (["compar"], ["compar", "compare"]),
-    (["compare", "--stepps", "3"], ["--stepps"]),
+    (["compar"], ["study 'compar' is unknown; choose one of compare, scaling, "]),
+    (["compar", "--out", "x"], ["study 'compar' is unknown; choose one of compare, scaling, "]),
+    (["compare", "--stepps", "3"], ["--stepps", "did you mean --steps?"]),
+    (["--sead", "3"], ["option --sead is unknown to compare; did you mean --seeds?"]),
+    (["--steps", "ten"], ["--steps 'ten' must be a whole number"]),
+    (["cost", "--lengths", "64", "1e3"], ["--lengths '1e3' must be a whole number"]),
+    (["--dropout"], ["--dropout needs a value"]),
+    (["--beyond=maybe"], ["--beyond 'maybe' must be True or False"]),
     (["--preset", "fast"], ["--preset", "'fast'", "quick"]),
     (["scaling", "--preset", "fast"], ["--preset", "default"]),
     (["--seeds", "0"], ["--seeds", "0", "1 or more"]),
@@ -44,6 +50,7 @@ def test_a_request_that_cannot_be_met_gets_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("error: ")
+    assert len(err) < 200
     for word in words:
         assert word in err
     assert list(tmp_path.iterdir()) == []  # nothing was begun
