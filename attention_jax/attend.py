@@ -292,7 +292,12 @@ def make_request(
         )
     score.check(layout)
     if mask is not None and not isinstance(mask, Mask):
-        mask = from_array(as_array("mask", mask))
+        if not hasattr(mask, "dtype"):
+            raise TypeError(
+                "mask must be a mask object such as masks.causal(), or a boolean array, got "
+                f"{type(mask).__name__}"
+            )
+        mask = from_array(mask)
     if mask is not None:
         default = query_positions is None and key_positions is None
         check_mask(mask.prepare(Lengths(layout.T, layout.S, default)), layout)

@@ -75,20 +75,31 @@ class Plan:
     def __str__(self) -> str:
         """A few lines for a person."""
         lines = [f"attention by {self.implementation!r}"]
+        size = " × ".join(map(str, self.block_size))
         if self.visited is None:
-            lines.append(f"  blocks      of {self.block_size}, counted when the mask is known")
+            lines.append(f"  blocks      {size}, counted when the mask is known")
         else:
             lines.append(
-                f"  blocks      {self.visited} visited ({self.partial} partial), "
-                f"{self.skipped} skipped, of {self.block_size}"
+                f"  blocks      {size}: {self.visited} visited ({self.partial} partial), "
+                f"{self.skipped} skipped"
             )
         lines += [
-            f"  products    {self.flops / 1e9:.3g} GFLOP forward",
-            f"  temporaries {self.temporaries / 2**20:.3g} MiB forward, estimated",
+            f"  products    {_short(self.flops, 1000, ' kMGTP')}FLOP forward",
+            f"  temporaries {_short(self.temporaries, 1024, ' KMGTP')}B forward, estimated",
             f"  derivatives {', '.join(self.derivatives)}",
         ]
         lines += [f"  not {name!r}: {reason}" for name, reason in self.reasons.items()]
         return "\n".join(lines)
+
+
+def _short(number: float | int, base: int, prefixes: str) -> str:
+    """Three digits and a prefix: of 1024, "Ki" and so on."""
+    for prefix in prefixes:
+        if number < base or prefix == prefixes[-1]:
+            break
+        number /= base
+    binary = "i" if base == 1024 and prefix != " " else ""
+    return f"{number:.3g} {prefix.strip()}{binary}"
 
 
 class Choice(NamedTuple):

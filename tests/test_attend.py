@@ -88,7 +88,7 @@ def test_the_plan_counts_blocks():
     assert (plan.visited, plan.partial, plan.skipped) == (10, 4, 6)
     assert plan.block_size == (16, 16)
     text = str(plan)
-    assert "10 visited (4 partial), 6 skipped" in text
+    assert ": 10 visited (4 partial), 6 skipped" in text
     padded = aj.explain(
         QUERY, KEY, VALUE, mask=aj.masks.padding(np.array([3, 7])), implementation="blockwise",
         block_size=4,

@@ -135,9 +135,10 @@ def check_mask(data: Sides, layout: Layout) -> None:
             if len(shape) != len(target) or any(
                 a not in (1, b) for a, b in zip(shape, target, strict=True)
             ):
+                own = list(leaf.shape[: leaf.ndim - len(lengths)])
                 raise ValueError(
-                    f"mask has data of shape {list(leaf.shape)}, which does not broadcast to "
-                    f"{list(target)} for [*B, N, T, S] = {[*lead, layout.T, layout.S]}"
+                    f"mask has data with axes {own} before its rows and columns, which do not "
+                    f"broadcast to [*B, N] = {list(lead)}, T = {layout.T}, S = {layout.S}"
                 )
 
 

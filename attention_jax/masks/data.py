@@ -197,13 +197,16 @@ def from_array(array: AnyArray) -> Mask:
         A mask object; the array is its leaf.
 
     Raises:
-        TypeError: the array is not boolean: a float array is a `bias`, which is added.
+        TypeError: the array is not boolean. One of ones and zeros, as Flax's `make_causal_mask`
+            gives unless told otherwise, must be made so; a float array that is added is a `bias`.
     """
     as_array("mask", array)
     if array.dtype != np.bool_:
+        added = jnp.issubdtype(array.dtype, jnp.floating)
         raise TypeError(
-            f"mask must be boolean (True = may attend), got dtype {np.dtype(array.dtype).name}; "
-            "a float array that is added to the scores is a bias: pass it as bias="
+            f"mask must be boolean (True = may attend), got dtype {np.dtype(array.dtype).name}: "
+            "of ones and zeros, write mask.astype(bool)"
+            + ("; what is to be added to the scores is a bias, bias=" if added else "")
         )
     missing = (1,) * max(0, 2 - array.ndim)
     return FromArray(array.reshape(*missing, *array.shape))

@@ -76,11 +76,15 @@ class Mask(Record):
 
     def __and__(self, other: object) -> "Mask":
         """Pairs that both masks allow."""
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
+        return And(self, other) if _is_mask("&", other) else NotImplemented
 
     def __or__(self, other: object) -> "Mask":
         """Pairs that either mask allows."""
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+        return Or(self, other) if _is_mask("|", other) else NotImplemented
+
+    # An array on the left leaves the word to the mask, which says what to write instead.
+    __array_ufunc__ = None
+    __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> "Mask":
         """Pairs that the mask does not allow."""
@@ -219,6 +223,13 @@ class Pair(Mask):
             return f"({mask!r})" if nested else repr(mask)
 
         return f"{part(self.first)} {sign} {part(self.second)}"
+
+
+def _is_mask(operator: str, other: object) -> bool:
+    """Whether the operator joins it; an array gets a TypeError of its own."""
+    if hasattr(other, "dtype"):
+        raise TypeError(f"{operator} joins mask objects, not arrays: write masks.from_array(array)")
+    return isinstance(other, Mask)
 
 
 @jax.tree_util.register_dataclass
