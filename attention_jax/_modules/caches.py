@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from attention_jax import masks
 from attention_jax.cache import KVCache
@@ -34,6 +35,25 @@ def first_cache(cache: Any) -> KVCache:
     """The first layer's cache of tokens, from a stack's, scanned or not: all stand alike."""
     first: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[0]
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
+
+
+def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
+    """Checks that the next tokens and the tokens before are of one batch.
+
+    Args:
+        name: The argument's name.
+        x: The next tokens: ids, or inputs.
+        cache: A cache, or those of a stack.
+        axes: How many axes of `x` are not the batch's.
+
+    Raises:
+        ValueError: If the batches are not one.
+    """
+    shape, batch = np.shape(x), first_cache(cache).batch
+    if len(shape) < axes or shape[: len(shape) - axes] != batch:
+        given = list(shape[: max(len(shape) - axes, 0)])
+        has = "have" if name.endswith("s") else "has"
+        raise ValueError(f"{name} {has} batch {given} but the cache {list(batch)}")
 
 
 def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:

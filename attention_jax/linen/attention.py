@@ -15,6 +15,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.linen.caching import store_cache, stored_cache
@@ -247,6 +248,7 @@ class MultiHeadAttention(ProjectedAttention):
         """The next tokens, behind those in the collection "cache"."""
         cache = stored_cache(self)
         if cache is not None:
+            check_batch("inputs_q", inputs[0], cache)
             out, cache = self._append(inputs, cache, valid, **options)
             store_cache(self, cache)
             return out

@@ -21,6 +21,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.linen.base import AttentionLayer
@@ -98,6 +99,7 @@ class CachedAttention(AttentionLayer):
         """
         options = {"mask": mask, "bias": bias, "deterministic": deterministic}
         options |= {"dropout_rng": dropout_rng, "sow_weights": False}
+        check_batch("inputs", inputs, cache)
         return self._append((inputs, inputs, inputs), cache, valid, **options)
 
     def _append(
@@ -182,6 +184,7 @@ class CachedAttention(AttentionLayer):
         Returns:
             `[*B, T, out_features]`.
         """
+        check_batch("inputs_q", inputs_q, cache)
         query, score = self._project_query(inputs_q, query_positions)
         if query_positions is None:
             query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)

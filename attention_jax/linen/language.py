@@ -14,7 +14,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules import arguments
 from attention_jax._modules.arguments import AnyMask, Features, Target, check_tokens, combine
-from attention_jax._modules.caches import first_cache
+from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
@@ -174,6 +174,7 @@ class TransformerLM(Parts):
             `[*B, T, vocab]` and the next cache.
         """
         check_tokens("tokens", tokens)
+        check_batch("tokens", tokens, cache, 1)
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
         x = self._embed(tokens, at, deterministic)
         x, cache = self.decoder.with_cache(x, cache, valid=valid, deterministic=deterministic)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import AnyMask, Features, Memory, cast, check_width
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.linen.caching import stored_cache
@@ -183,6 +184,7 @@ class TransformerEncoderLayer(Layer):
             `[*B, T, in_features]` and the next cache.
         """
         check_width("x", x, self.in_features, "[*B, T, in_features]")
+        check_batch("x", x, cache)
         x = jnp.asarray(cast(x, self.dtype))
         options = {"valid": valid, "mask": mask, "deterministic": deterministic}
         x, cache = self._attend_to_cache(x, cache, **options)

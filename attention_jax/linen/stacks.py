@@ -13,7 +13,7 @@ from attention_jax._modules.arguments import (
     Memory,
     check_choice,
 )
-from attention_jax._modules.caches import DecoderCache
+from attention_jax._modules.caches import DecoderCache, check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.linen.decoder_layer import TransformerDecoderLayer
@@ -125,6 +125,7 @@ class TransformerEncoder(LayerStack):
         def call(layer: Any, x: Any, own: KVCache) -> tuple[Array, KVCache]:
             return layer.with_cache(x, own, **options)
 
+        check_batch("x", x, cache)
         x, cache = self._each(call, self._enter(x), cache)
         return self._finish(x), cache
 
@@ -310,5 +311,6 @@ class TransformerDecoder(LayerStack):
         def call(layer: Any, x: Any, own: DecoderCache) -> tuple[Array, DecoderCache]:
             return layer.with_cache(x, own, memory_mask, **options)
 
+        check_batch("x", x, cache)
         x, cache = self._each(call, self._enter(x), cache)
         return self._finish(x), cache

@@ -21,7 +21,7 @@ from attention_jax._modules.arguments import (
     check_tokens,
     token_mask,
 )
-from attention_jax._modules.caches import first_cache
+from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
@@ -265,6 +265,7 @@ class Transformer(Parts):
             `[*B, T, target_vocab]` and the next cache.
         """
         check_tokens("target", target)
+        check_batch("target", target, cache, 1)
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
         x = self._embed(self.target_embedding, target, deterministic, at)
         options = {"valid": valid, "deterministic": deterministic}

@@ -18,6 +18,7 @@ from attention_jax._modules.arguments import (
     combine,
     head_depth,
 )
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
 from attention_jax.nnx.norm import LayerNorm
@@ -246,7 +247,9 @@ class MultiHeadAttention(ProjectedAttention):
         if self.decode if decode is None else decode:
             self._check_decode(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
             told = {"mask": mask, "bias": bias, "sow_weights": sow_weights}
-            out, cache = self._append(inputs_q, self._own_cache(), None, **told, **flags)
+            cache = self._own_cache()
+            check_batch("inputs_q", inputs_q, cache)
+            out, cache = self._append(inputs_q, cache, None, **told, **flags)
             self._keep(cache)
             return out
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)

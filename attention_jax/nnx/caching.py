@@ -4,7 +4,7 @@ Two ways to keep them. `with_cache` takes a cache and returns the next one, stat
 `decode=True` keeps it in the layer itself, in variables under Flax's names.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -20,11 +20,14 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
 
+# As in `arguments`: what is no shape gets an error made for the reader.
+InputShape = Annotated[Any, tuple[int, ...]]
 _NAMES = {
     "key": "cached_key",
     "value": "cached_value",
@@ -39,6 +42,7 @@ class CachedAttention(AttentionLayer):
     """What a multi-head attention does with a cache."""
 
     decode: bool | None
+    in_features: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
@@ -109,6 +113,7 @@ class CachedAttention(AttentionLayer):
         """
         told = {"mask": mask, "bias": bias}
         flags = {"deterministic": deterministic, "rngs": rngs}
+        check_batch("inputs", inputs, cache)
         return self._append(inputs, cache, valid, sow_weights=False, **told, **flags)
 
     def _append(
@@ -184,6 +189,7 @@ class CachedAttention(AttentionLayer):
         Returns:
             `[*B, T, out_features]`.
         """
+        check_batch("inputs_q", inputs_q, cache)
         query = self._project_query(inputs_q, query_positions)
         if query_positions is None:
             query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)
@@ -200,15 +206,26 @@ class CachedAttention(AttentionLayer):
         )
         return self._leave(result.out, cache)
 
-    def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:
+    def init_cache(self, input_shape: InputShape, dtype: Any = jnp.float32) -> None:
         """Makes the layer's own cache, or empties it; `decode=True` needs it.
 
         Args:
             input_shape: `[*B, length, in_features]`: that of the longest input.
             dtype: What keys and values are stored in.
+
+        Raises:
+            TypeError: If it is no shape.
+            ValueError: If it is not that of an input of this layer.
         """
-        if len(input_shape) < 2:
-            raise ValueError(f"input_shape must be [*B, length, in_features], got {input_shape}")
+        if not isinstance(input_shape, (tuple, list)):
+            raise TypeError(
+                f"input_shape must be a shape [*B, length, in_features], got {input_shape!r}"
+            )
+        if len(input_shape) < 2 or input_shape[-1] != self.in_features:
+            raise ValueError(
+                f"input_shape must be [*B, length, in_features] with {self.in_features} features "
+                f"in its last axis, got {list(input_shape)}"
+            )
         *batch, length, _ = input_shape
         cache = self.new_cache(tuple(batch), length, dtype=dtype)
         for field, name in _NAMES.items():
@@ -238,7 +255,7 @@ class CachedAttention(AttentionLayer):
                     "a view that decodes needs batch_size and max_length for its cache"
                 )
             batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-            self.init_cache((*batch, max_length, 0), self.dtype or jnp.float32)
+            self.init_cache((*batch, max_length, self.in_features), self.dtype or jnp.float32)
 
     def _forget(self) -> None:
         """No cache yet."""

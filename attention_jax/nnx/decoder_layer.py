@@ -18,7 +18,7 @@ from attention_jax._modules.arguments import (
     check_width,
     combine,
 )
-from attention_jax._modules.caches import DecoderCache
+from attention_jax._modules.caches import DecoderCache, check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.layers import Extra, Layer
@@ -251,6 +251,7 @@ class TransformerDecoderLayer(Layer):
             `[*B, T, in_features]` and the next cache.
         """
         check_width("x", x, self.in_features, "[*B, T, in_features]")
+        check_batch("x", x, cache.own)
         flags = {"deterministic": deterministic, "rngs": rngs}
         x = jnp.asarray(cast(x, self.dtype))
         at = cache.own.next_positions(x.shape[-2], valid)

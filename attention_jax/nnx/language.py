@@ -19,7 +19,7 @@ from attention_jax._modules.arguments import (
     check_tokens,
     combine,
 )
-from attention_jax._modules.caches import first_cache
+from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
 from attention_jax.nnx.embedding import absolute
@@ -199,6 +199,7 @@ class TransformerLM(nnx.Module):
             `[*B, T, vocab]` and the next cache.
         """
         check_tokens("tokens", tokens)
+        check_batch("tokens", tokens, cache, 1)
         flags = {"deterministic": deterministic, "rngs": rngs}
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
         x = self._embed(tokens, at, **flags)

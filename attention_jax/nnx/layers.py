@@ -17,6 +17,7 @@ from attention_jax._modules.arguments import (
     check_choice,
     check_width,
 )
+from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.nnx.norm import LayerNorm
@@ -190,6 +191,7 @@ class TransformerEncoderLayer(Layer):
             `[*B, T, in_features]` and the next cache.
         """
         check_width("x", x, self.in_features, "[*B, T, in_features]")
+        check_batch("x", x, cache)
         flags = {"deterministic": deterministic, "rngs": rngs}
         x = jnp.asarray(cast(x, self.dtype))
         x, cache = self._attend_to_cache(x, cache, valid=valid, mask=mask, **flags)

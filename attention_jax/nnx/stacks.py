@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import AnyMask, Features, Memory
-from attention_jax._modules.caches import DecoderCache
+from attention_jax._modules.caches import DecoderCache, check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.nnx.decoder_layer import TransformerDecoderLayer
@@ -147,6 +147,7 @@ class TransformerEncoder(LayerStack):
         def call(layer: Any, x: Any, own: KVCache, rngs: AnyRngs) -> tuple[Array, KVCache]:
             return layer.with_cache(x, own, rngs=rngs, **options)
 
+        check_batch("x", x, cache)
         x, cache = self._each(call, self._enter(x), cache, rngs)
         return self._finish(x), cache
 
@@ -349,6 +350,7 @@ class TransformerDecoder(LayerStack):
         ) -> tuple[Array, DecoderCache]:
             return layer.with_cache(x, own, memory_mask, rngs=rngs, **options)
 
+        check_batch("x", x, cache)
         x, cache = self._each(call, self._enter(x), cache, rngs)
         return self._finish(x), cache
 

@@ -19,7 +19,7 @@ from attention_jax._modules.arguments import (
     check_tokens,
     token_mask,
 )
-from attention_jax._modules.caches import first_cache
+from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
 from attention_jax.nnx.embedding import absolute
@@ -282,6 +282,7 @@ class Transformer(nnx.Module):
             `[*B, T, target_vocab]` and the next cache.
         """
         check_tokens("target", target)
+        check_batch("target", target, cache, 1)
         flags = {"deterministic": deterministic, "rngs": rngs}
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
         x = self._embed(self.target_embedding, target, at, **flags)

@@ -177,6 +177,8 @@ def test_what_decoding_does_not_take_is_refused():
         step(query_positions=jnp.arange(1))
     with pytest.raises(ValueError, match=r"1.*inputs_k 6"):
         step(inputs_k=X)
+    with pytest.raises(ValueError, match=r"inputs_q has batch \[1\].*cache \[2\]"):
+        layer.apply(variables, X[:1, :1], mutable=["cache"])
     with pytest.raises(ValueError, match="decode=True"):
         MultiHeadAttention(2).apply(variables, X, valid=jnp.ones((B, T), bool))
 

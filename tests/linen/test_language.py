@@ -181,6 +181,8 @@ def test_what_does_not_fit_is_told_at_construction(make, error, words):
 
 def test_bad_calls():
     model = linen.TransformerLM(1, 2, 8, 16, 9, positions="learned", max_length=6)
+    with pytest.raises(ValueError, match=r"tokens have batch \[2\] but the cache \[3\]"):
+        model.apply({}, TOKENS, model.new_cache(3, 6), method="with_cache")
     with pytest.raises(ValueError, match=r"7 tokens.*6"):
         model.new_cache(2, 7)
     with pytest.raises(ValueError, match=r"8 tokens.*6"):

@@ -211,6 +211,12 @@ def test_sown_weights():
     np.testing.assert_array_equal(slots[..., T:], 0)
 
 
+def _kept():
+    layer = _layer(decode=True)
+    layer.init_cache(X.shape)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -228,7 +234,15 @@ def test_sown_weights():
         (
             lambda: _layer().with_cache(X, _layer().new_cache(3, 9)),
             ValueError,
-            ["[3, T, 2, 4]", "[2, 7, 2, 4]"],
+            ["inputs have batch [2]", "cache [3]"],
+        ),
+        (lambda: _kept()(X[:1, :1]), ValueError, ["inputs_q has batch [1]", "cache [2]"]),
+        (lambda: _layer().recall(X[:1], _layer().remember(X)), ValueError, ["inputs_q", "[1]"]),
+        (lambda: _layer().init_cache(6), TypeError, ["input_shape", "[*B, length, in", "6"]),
+        (
+            lambda: _layer().init_cache((2, 6, 99)),
+            ValueError,
+            ["input_shape", "8 features", "[2, 6, 99]"],
         ),
     ],
 )

@@ -184,6 +184,16 @@ def test_float16_computes_and_float32_learns():
         (lambda: _model(dropout_rate=1.0), ValueError, ["[0, 1)"]),
         (lambda: _model(dropout_rate=0.5)(TOKENS), ValueError, ["deterministic"]),
         (lambda: _model()(TOKENS > 1), TypeError, ["tokens"]),
+        (
+            lambda: _model().with_cache(TOKENS, _model(scan_layers=True).new_cache(3, 8)),
+            ValueError,
+            ["tokens have batch [2]", "cache [3]"],
+        ),
+        (
+            lambda: _model().decoder.with_cache(jnp.ones((1, 2, 8)), _model().new_cache(2, 8)),
+            ValueError,
+            ["x has batch [1]", "cache [2]"],
+        ),
         (lambda: _model()(TOKENS, TOKENS[:, :3] > 1), ValueError, ["token_mask", "[2, 3]"]),
     ],
 )
