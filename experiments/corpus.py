@@ -9,6 +9,7 @@ import numpy as np
 from experiments import model
 from experiments.data import (
     Batch,
+    DataError,
     Dataset,
     Pair,
     Tokenizer,
@@ -40,25 +41,19 @@ class Corpus:
     valid: tuple[model.Arrays, ...]
     test: tuple[Batch, ...]
     left_out: Mapping[str, int]
-    longest_trained: int
+    lengths: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def load(cls, options: "Compare", seed: int) -> "Corpus":
         """Load what ``--data`` names, make the vocabularies from its train split, and encode."""
-        dataset = load(
-            options.data,
-            seed=seed,
-            train_size=options.train_size,
-            valid_size=_VALID_SIZE,
-            test_size=options.test_size,
-            languages=options.languages,
-        )
+        dataset = _load(options, seed)
         source, target = train_tokenizers(dataset, size=options.pieces)
         learn = encode(dataset.train, source, target, max_length=options.max_length)
         most = min(options.max_length, _covering(learn.lengths.max(1), options.cover or 1.0))
         learn = encode(dataset.train, source, target, max_length=most)
         watch = encode(dataset.valid, source, target, max_length=most)
         shapes = choose_shapes(np.concatenate([learn.lengths, watch.lengths]), options.shapes)
+        dropped = 0
         if not options.beyond:
             dataset, dropped = _within(dataset, source, target, shapes[-1])
         test = encode(dataset.test, source, target, max_length=options.max_length, truncate=True)
@@ -76,8 +71,12 @@ class Corpus:
                 for b in eval_batches(watch, batch_size=_LOOK_SIZE, shapes=shapes[-1:])
             ),
             test=tuple(eval_batches(test, batch_size=_LOOK_SIZE, shapes=tuple(both))),
-            longest_trained=max(dataset.length(dataset.train[i].source) for i in learn.index),
-            left_out={"train": learn.left_out, "test": 0 if options.beyond else dropped},
+            left_out={"train": learn.left_out, "valid": watch.left_out, "test": dropped},
+            lengths={
+                "train": tuple(dataset.length(dataset.train[i].source) for i in learn.index),
+                "valid": tuple(dataset.length(dataset.valid[i].source) for i in watch.index),
+                "test": tuple(dataset.lengths("test")),
+            },
         )
 
     def ahead(self) -> list[model.Arrays]:
@@ -93,7 +92,7 @@ class Corpus:
     def facts(self) -> dict[str, Any]:
         """Return what results.json tells of the data."""
         data = self.dataset
-        sizes = {split: len(getattr(data, split)) for split in ("train", "valid", "test")}
+        sizes = {split: len(lengths) for split, lengths in self.lengths.items()}
         return {
             "name": data.name,
             "summary": f"{data.name}, {data.source_language} to {data.target_language}, "
@@ -105,7 +104,8 @@ class Corpus:
             "unit": data.unit,
             "length_unit": "characters" if data.unit == "character" else "words",
             "vocabulary": {"source": self.source.size, "target": self.target.size},
-            "longest_trained": self.longest_trained,
+            "lengths": {split: [min(n), max(n)] for split, n in self.lengths.items()},
+            "longest_trained": max(self.lengths["train"]),
             "batch_shapes": [list(shape) for shape in self.train.shapes],
             "aligned": data.aligned,
             "bleu_tokenize": data.bleu_tokenize,
@@ -130,6 +130,24 @@ class Corpus:
             for low, high in self.dataset.buckets
         )
         return [i for i in firsts if i is not None]
+
+
+def _load(options: "Compare", seed: int) -> Dataset:
+    """Return the text that ``--data`` names; what is wrong with it is told with the option."""
+    try:
+        return load(
+            options.data,
+            seed=seed,
+            train_size=options.train_size,
+            valid_size=_VALID_SIZE,
+            test_size=options.test_size,
+            languages=options.languages,
+        )
+    except DataError as error:
+        said = str(error)
+        if not said.startswith((options.data, "languages ")):
+            said = f"{options.data}: {said}"
+        raise DataError(f"{'--' if said.startswith('languages ') else '--data '}{said}") from error
 
 
 def _covering(lengths: np.ndarray, share: float) -> int:

@@ -178,28 +178,36 @@ def bars(
     *,
     x: str,
     y: str,
-    top: float | None = None,
 ) -> None:
     """Draw grouped bars with the spread over seeds: ``series[name][group]`` is a list of values."""
+    known = {
+        name: [[v for v in group if v is not None and math.isfinite(v)] for group in values]
+        for name, values in series.items()
+    }
+    means = {n: [float(np.mean(g)) if g else 0.0 for g in row] for n, row in known.items()}
+    spreads = {
+        n: [float(np.std(g, ddof=1)) if len(g) > 1 else 0.0 for g in row]
+        for n, row in known.items()
+    }
+    digits = 0 if max(map(max, means.values())) >= 10 else 1
     with rc_context(_LOOK):
         figure, (ax,) = _panels(1, height=3.1)
         width = 0.8 / max(len(series), 1)
-        for index, (name, values) in enumerate(series.items()):
-            known = [[v for v in group if v is not None and math.isfinite(v)] for group in values]
-            heights = [np.mean(group) if group else 0.0 for group in known]
-            errors = [np.std(group, ddof=1) if len(group) > 1 else 0.0 for group in known]
+        for index, (name, heights) in enumerate(means.items()):
+            errors = spreads[name]
             places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
             drawn = ax.bar(
                 places, heights, width * 0.92, color=colour(name, index), label=label(name),
                 yerr=errors if any(errors) else None,
                 error_kw={"elinewidth": 1, "ecolor": "#3b4149"},
             )  # fmt: skip
-            digits = 0 if max(heights, default=0) >= 10 else 1
-            words = [f"{h:.{digits}f}" if k else "–" for h, k in zip(heights, known, strict=True)]
+            pairs = zip(heights, known[name], strict=True)
+            words = [f"{h:.{digits}f}" if k else "–" for h, k in pairs]
             ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")
         ax.set_xticks(range(len(groups)), groups)
         ax.grid(visible=False, axis="x")
-        ax.set_ylim(0, top)
+        tops = [h + e for n in means for h, e in zip(means[n], spreads[n], strict=True)]
+        ax.set_ylim(0, 1.12 * max(tops) or 1)  # room for the numbers on the bars
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         _legend(figure, ax)

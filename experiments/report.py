@@ -139,14 +139,14 @@ def duration(seconds: float) -> str:
 
 
 def memory(size: float | None) -> str:
-    """Return a number of bytes in words: ``532 KB``, ``1.3 GB`` (powers of 1024, as the papers)."""
+    """Return a number of bytes in words: ``532 KiB``, ``1.3 GiB``."""
     if size is None:
         return "–"
-    for unit in ("B", "KB", "MB"):
+    for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} GB"
+    return f"{size:.1f} GiB"
 
 
 def joined(words: Sequence[str]) -> str:

@@ -105,4 +105,4 @@ def load(
         raise DataError(f"{spec}: no such file; known data: {_KNOWN}")
     close = difflib.get_close_matches(spec, NAMES, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise DataError(f"unknown data {spec!r}{hint}; known: {_KNOWN}")
+    raise DataError(f"{spec}: unknown data{hint}; known: {_KNOWN}")

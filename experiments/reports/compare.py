@@ -21,6 +21,7 @@ from experiments.report import (
 from experiments.reports import compare_figures
 from experiments.reports.compare_models import besides
 from experiments.reports.compare_published import published_tables
+from experiments.reports.compare_words import costs_in_words, data_in_words, lengths_in_words, span
 
 Results = Mapping[str, Any]
 
@@ -51,7 +52,7 @@ def build(results: Results, folder: Path) -> Report:
             ),
             Section(
                 "By length",
-                [_lengths_in_words(data)],
+                [lengths_in_words(data)],
                 [
                     pictures["bleu"],
                     _by_length(results, "bleu", "BLEU"),
@@ -82,7 +83,7 @@ def build(results: Results, folder: Path) -> Report:
                 ["The first test sentence of each range of lengths, by the models of seed 0."],
                 _translations(results),
             ),
-            Section("Data", [data["provenance"], _data_in_words(data)]),
+            Section("Data", [data["provenance"], data_in_words(data)]),
         ],
     )
 
@@ -119,7 +120,7 @@ def _warnings(results: Results) -> list[str]:
 def _answer(results: Results, depth: int) -> list[str]:
     """Return the findings as sentences, each computed from the numbers."""
     said = [_overall(results), _short_sentences(results), *_falling(results)]
-    said += [_unscaled(results, depth), _alignment(results), _costs(results)]
+    said += [_unscaled(results, depth), _alignment(results), costs_in_words(results)]
     return [sentence for sentence in said if sentence]
 
 
@@ -130,7 +131,14 @@ def _overall(results: Results) -> str:
     return f"BLEU over all {results['data']['sentences']['test']:,} test sentences: {listed}."
 
 
+def _has_longer(results: Results) -> bool:
+    """Return whether scores of up to 20 words differ from those of all sentences."""
+    return results["data"]["lengths"]["test"][1] > 20
+
+
 def _short_sentences(results: Results) -> str | None:
+    if not _has_longer(results):
+        return None
     found = {}
     for score, row in results["summary"].items():
         value = row.get("bleu_to_20")
@@ -161,7 +169,7 @@ def _falling(results: Results) -> list[str]:
             b = mean(results, score, "by_length", last, "bleu")
             if a is not None and b is not None:
                 falls[score] = (a, b)
-        words = [_range(buckets[i]) for i in (first, last)]
+        words = [span(buckets[i]) for i in (first, last)]
         if "none" in falls:
             a, b = falls.pop("none")
             rest = joined([f"{label(s)} from {x:.0f} to {y:.0f}" for s, (x, y) in falls.items()])
@@ -177,7 +185,7 @@ def _falling(results: Results) -> list[str]:
             if (v := mean(results, s, "by_length", i, "bleu")) is not None
         ]
         said.append(
-            f"At {_range(buckets[i])} {_unit(results)}, beyond the {trained} of training, "
+            f"At {span(buckets[i])} {_unit(results)}, beyond the {trained} of training, "
             f"BLEU is {joined(listed)}: none of them was made to translate lengths it never saw."
         )
     return said
@@ -218,28 +226,15 @@ def _alignment(results: Results) -> str | None:
     return f"Alignment error against the gold alignment (0 is perfect): {listed}."
 
 
-def _costs(results: Results) -> str | None:
-    times = {s: mean(results, s, "step_milliseconds") for s in results["summary"]}
-    base = times.get("scaled_dot")
-    if not base:
-        return None
-    listed = [f"{label(s)} {t / base:.2f}" for s, t in times.items() if t and s != "scaled_dot"]
-    return (
-        f"A training step takes {base:.0f} ms with the scaled dot; as a multiple of that: "
-        f"{joined(listed)}."
-        if listed
-        else None
-    )
-
-
 def _quality(results: Results) -> Table:
+    longer = _has_longer(results)
     rows = [
         Row(
             [
                 label(score),
                 mean_sd(row["bleu"]),
                 mean_sd(row["chrf"]),
-                mean_sd(row.get("bleu_to_20") or [None]),
+                *([mean_sd(row.get("bleu_to_20") or [None])] if longer else []),
                 mean_sd(row["valid_loss"], 3),
                 f"{row['parameters']:,}",
             ]
@@ -252,7 +247,7 @@ def _quality(results: Results) -> Table:
             "looks by",
             "BLEU",
             "chrF",
-            f"BLEU, up to 20 {_unit(results)}",
+            *([f"BLEU, up to 20 {_unit(results)}"] if longer else []),
             "held-out loss",
             "parameters",
         ],
@@ -269,7 +264,7 @@ def _by_length(results: Results, metric: str, words: str) -> Table:
     counts = Row(["sentences", *(str(b["sentences"]) for b in first["by_length"])])
     return Table(
         f"{words} by {_unit(results)} in the source" + _seeds(results),
-        ["looks by", *(_range(b) for b in first["by_length"])],
+        ["looks by", *(span(b) for b in first["by_length"])],
         [*rows, counts],
     )
 
@@ -304,7 +299,7 @@ def _looking_blocks(results: Results, pictures: Mapping[str, Any]) -> list[Any]:
             for s, row in results["summary"].items()
             if s != "none"
         ]
-        columns = ["looks by", "all", *(_range(b) for b in first["by_length"])]
+        columns = ["looks by", "all", *(span(b) for b in first["by_length"])]
         blocks.append(
             Table(
                 f"Alignment error rate, by {_unit(results)} in the source" + _seeds(results),
@@ -327,13 +322,13 @@ def _cost(results: Results) -> Table:
                     memory(max((t for t in row["temporaries"] if t), default=None)),
                     mean_sd([m["train"]["compile_seconds"] for m in own]),
                     duration(statistics.fmean(m["seconds"]["training"] for m in own)),
-                    duration(statistics.fmean(m["seconds"]["scoring"] for m in own)),
+                    mean_sd([m["seconds"]["scoring"] for m in own]),
                 ]
             )
         )
     return Table(
         "Cost of a model" + _seeds(results),
-        ["looks by", "step, ms", "temporaries", "compiling, s", "training", "translating"],
+        ["looks by", "step, ms", "temporaries", "compiling, s", "training", "translating, s"],
         rows,
         note="Training includes compiling and looking at held-out sentences.",
     )
@@ -355,35 +350,8 @@ def _translations(results: Results) -> list[Table]:
     return tables
 
 
-def _lengths_in_words(data: Mapping[str, Any]) -> str:
-    unit = data["length_unit"]
-    return (
-        f"{unit.capitalize()} of the source sentence, marks included. Training saw none longer "
-        f"than {data['longest_trained']}: what lies beyond asks a model for lengths it never met."
-    )
-
-
-def _data_in_words(data: Mapping[str, Any]) -> str:
-    sizes, vocabulary = data["sentences"], data["vocabulary"]
-    left = data["left_out_as_too_long"]
-    text = (
-        f"{sizes['train']:,} sentences to train on, {sizes['valid']:,} to watch, {sizes['test']:,} "
-        f"to test. Tokens are {data['unit']}s: {vocabulary['source']:,} source and "
-        f"{vocabulary['target']:,} target ones, four special ones included."
-    )
-    for split, count in left.items():
-        if count:
-            text += f" {count:,} {split} sentences were left out as too long."
-    return text
-
-
 def _unit(results: Results) -> str:
     return results["data"]["length_unit"]
-
-
-def _range(bucket: Mapping[str, Any]) -> str:
-    low, high = bucket["low"], bucket["high"]
-    return str(low) if low >= high else f"{low}–{high}"
 
 
 def _seeds(results: Results) -> str:

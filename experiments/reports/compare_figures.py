@@ -31,7 +31,6 @@ def _bleu(results: Results, folder: Path) -> Picture:
         {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
         x=f"{results['data']['length_unit']} in the source sentence",
         y="BLEU",
-        top=110,
     )
     return Picture(
         "figures/bleu_by_length.png",

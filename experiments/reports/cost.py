@@ -36,7 +36,7 @@ def build(results: Mapping[str, Any], folder: Path) -> Report:
                 [
                     "Medians of interleaved rounds, without compiling, then mean and standard "
                     "deviation over the seeds (fresh inputs each). A form that would need more "
-                    f"than {results['settings']['run_limit']} MB of temporaries is not run.",
+                    f"than {results['settings']['run_limit']} MiB of temporaries is not run.",
                 ],
                 [pictures["time"], *(_times(results, p) for p in _PASSES)],
             ),
@@ -233,13 +233,13 @@ def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
         names = sizes[min(sizes, key=int)][which]
         series = {
             name: [
-                [(int(n), _megabytes(sizes[n][which].get(name))) for n in sorted(sizes, key=int)]
+                [(int(n), _mebibytes(sizes[n][which].get(name))) for n in sorted(sizes, key=int)]
             ]
             for name in names
         }
         panels.append((words, series))
     figures.curves(
-        folder / "figures/memory.png", panels, x="length (T = S)", y="temporaries, MB", log_x=True,
+        folder / "figures/memory.png", panels, x="length (T = S)", y="temporaries, MiB", log_x=True,
         log_y=True, markers=True,
     )  # fmt: skip
     return {
@@ -269,7 +269,7 @@ def _runs(lengths: Sequence[int], row: Sequence[Sequence[float | None]]) -> list
     ]
 
 
-def _megabytes(size: int | None) -> float | None:
+def _mebibytes(size: int | None) -> float | None:
     return size / 2**20 if size else None
 
 

@@ -227,14 +227,14 @@ def _draw_costs(results: Results, folder: Path, which: str) -> Picture:
     fits = results["fits"] if which == "forward" else results["gradient_fits"]
     words = {n: f"{n}   {'  '.join(_exponents(fits[n]))}" for n in fits}
     sizes = results["temporaries"][which]
-    megabytes = {n: [v / 2**20 if v else None for v in row] for n, row in sizes.items()}
+    mebibytes = {n: [v / 2**20 if v else None for v in row] for n, row in sizes.items()}
     file = f"figures/{which}.png"
     long_figures.costs(
         folder / file,
         results["lengths"],
         [
             ("Time", "milliseconds", results["milliseconds"][which]),
-            ("Temporaries", "MB", megabytes),
+            ("Temporaries", "MiB", mebibytes),
         ],
         words,
         list(PATTERNS),

@@ -43,7 +43,7 @@ class Cost(StudyOptions):
     rounds: int | None = None
     """Interleaved rounds that each median is over."""
     run_limit: int = 2048
-    """Forms whose temporaries exceed this many MB are compiled, not run."""
+    """Forms whose temporaries exceed this many MiB are compiled, not run."""
 
     study: ClassVar[str] = "cost"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -33,8 +33,10 @@ REFUSED = [
     (["--dropout", "1"], ["--dropout", "[0, 1)"]),
     (["--shapes", "9"], ["--shapes", "1 to 4"]),
     (["cost", "--lengths", "0"], ["--lengths"]),
-    (["--data", "grammer"], ["grammer", "grammar"]),
-    (["--data", "nowhere/text.tsv"], ["nowhere/text.tsv"]),
+    (["--data", "grammer"], ["--data grammer: unknown data (did you mean grammar?)"]),
+    (["--data", "nowhere/text.tsv"], ["--data nowhere/text.tsv: no such file"]),
+    (["--data", "a.en,b.de"], ["--data a.en,b.de: a.en: no such file"]),
+    (["--languages", "de"], ["--languages 'de' must be SOURCE-TARGET"]),
     (["--resume"], ["--resume", "--out"]),
     (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
 ]

@@ -43,6 +43,13 @@ def test_results_hold_what_the_docs_say(whole):
     assert document["environment"]["versions"]["jax"]
     assert document["environment"]["device"]["platform"] == "cpu"
     assert document["data"]["aligned"] is True
+    used, left_out = document["data"]["sentences"], document["data"]["left_out_as_too_long"]
+    assert left_out["train"] > 0
+    assert {split: used[split] + left_out[split] for split in used} == {
+        "train": 60, "valid": 256, "test": 14,
+    }  # fmt: skip
+    assert document["data"]["lengths"]["train"][1] == document["data"]["longest_trained"]
+    assert f" {used['train']} training and " in document["data"]["summary"]
     assert list(document["summary"]) == ["none", "additive"]
     for score, row in document["summary"].items():
         assert len(row["bleu"]) == len(row["chrf"]) == len(row["step_milliseconds"]) == 1
@@ -72,6 +79,16 @@ def test_every_key_of_the_results_is_in_the_docs(whole):
     for key in [*document, *document["data"], *document["summary"]["additive"]]:
         if key not in ("summary", "name", "source_language", "target_language", "seeds"):
             assert f"`{key}`" in page, f"{key} is not in docs/experiments.md"
+
+
+def test_the_report_tells_of_the_sentences_used(whole):
+    page, data = (whole / "report.html").read_text(), results(whole)["data"]
+    low, high = data["lengths"]["train"]
+    assert f"{data['sentences']['train']} of {low}–{high} words to train on" in page
+    assert "of 3 to 25 words" not in page
+    assert data["lengths"]["test"][1] <= high < 20
+    for words in ("what lies beyond", "up to 20 words", "beyond the"):
+        assert words not in page
 
 
 def test_the_report_is_one_file_for_people(whole):

@@ -170,9 +170,9 @@ def test_bad_pairs_of_files(tmp_path):
 
 def test_unknown_names():
     assert error("gramar").startswith(
-        "unknown data 'gramar' (did you mean grammar?); known: grammar, dates, "
+        "gramar: unknown data (did you mean grammar?); known: grammar, dates, "
     )
-    assert error("mystery").startswith("unknown data 'mystery'; known: grammar, dates, FILE.tsv")
+    assert error("mystery").startswith("mystery: unknown data; known: grammar, dates, FILE.tsv")
     assert error("some/where.txt").startswith("some/where.txt: no such file; known data: grammar")
     assert error("grammar", train_size=0) == "train_size must be at least 1, not 0"
     assert error("grammar", languages="en") == "languages 'en' must be SOURCE-TARGET, as in en-de"

@@ -16,6 +16,7 @@ from experiments.report import (
     memory,
     write_report,
 )
+from experiments.reports.compare_words import costs_in_words
 
 RESULTS = {
     "study": "compare",
@@ -48,7 +49,7 @@ def test_numbers_in_words():
         "0 s", "1 min 0 s", "4 min 10 s", "2 h 5 min",
     ]  # fmt: skip
     assert [memory(s) for s in (None, 10, 532 * 1024, 41 * 2**20, 2 * 2**30)] == [
-        "–", "10 B", "532 KB", "41 MB", "2.0 GB",
+        "–", "10 B", "532 KiB", "41 MiB", "2.0 GiB",
     ]  # fmt: skip
     assert [joined(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
         "", "a", "a and b", "a, b and c",
@@ -90,6 +91,34 @@ def test_words_without_a_font_are_drawn_in_html(tmp_path):
 def test_fonts_are_asked_for_their_signs():
     assert figures.drawable(["Ärzte", "⟨end⟩", "√d"])
     assert not figures.drawable(["\U000f0000"])
+
+
+def test_bars_have_one_precision_and_fill_the_axis(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, file: drawn.append(figure.axes))
+    series = {"none": [[2.0, 4.0], [1.26]], "dot": [[10.6], [None]]}
+    figures.bars(tmp_path / "b.png", ["1", "2"], series, x="", y="")
+    figures.bars(tmp_path / "b.png", ["1", "2"], {"none": series["none"]}, x="", y="")
+    words = [[text.get_text() for text in axes[0].texts] for axes in drawn]
+    assert words == [["3", "1", "11", "–"], ["3.0", "1.3"]]
+    assert [axes[0].get_ylim() for axes in drawn] == [
+        pytest.approx((0, 1.12 * 10.6)), pytest.approx((0, 1.12 * (3 + 2**0.5))),
+    ]  # fmt: skip
+
+
+def test_step_times_within_the_noise_are_not_told_as_ratios():
+    def said(**times):
+        summary = {score: {"step_milliseconds": each} for score, each in times.items()}
+        seeds = len(times["scaled_dot"])
+        return costs_in_words({"summary": summary, "settings": {"seeds": seeds}})
+
+    one = said(dot=[9.4], scaled_dot=[10.0], additive=[15.0])
+    assert "as a multiple of that: additive 1.50; within 10% of it" in one
+    assert one.endswith("which one seed cannot tell from noise: unscaled dot.")
+    many = said(dot=[9.0, 11.0], scaled_dot=[10.0, 10.0], additive=[10.4, 10.5])
+    assert "multiple of that: additive 1.04; within twice the spread over seeds" in many
+    assert many.endswith(": unscaled dot.")
+    assert said(scaled_dot=[10.0]) is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), None])
