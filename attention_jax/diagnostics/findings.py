@@ -72,8 +72,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """The findings one below the other, and what was not examined."""
-        head = f"{len(self.findings)} findings in {self.examined} attentions"
-        if not self.findings:
-            head = f"nothing found in {self.examined} attentions"
+        count = len(self.findings)
+        what = f"{count} finding{'s' * (count > 1)}" if count else "nothing found"
+        head = f"{what} in {self.examined} attention{'s' * (self.examined != 1)}"
         notes = [f"not examined: {note}" for note in self.left_out]
         return "\n\n".join([head, *map(str, self.findings), *notes])

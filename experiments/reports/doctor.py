@@ -42,13 +42,14 @@ def build(results: Results, folder: Path) -> Report:
 def _answer(results: Results) -> list[str]:
     count = len(results["models"])
     if not results["findings"]:
-        return [f"Nothing was found in {count} models: their curves look healthy."]
+        what = "1 model: its curves" if count == 1 else f"{count} models: their curves"
+        return [f"Nothing was found in {what} look healthy."]
     ill = sum(bool(model["findings"]) for model in results["models"])
     kinds = Counter(finding["name"] for finding in results["findings"])
     listed = joined([f"{name} ({times})" for name, times in kinds.most_common()])
     first = {f["name"]: f for f in reversed(results["findings"])}
     return [
-        f"{ill} of {count} models have findings: {listed}.",
+        f"{ill} of {count} models {'has' if ill == 1 else 'have'} findings: {listed}.",
         *(
             f"{name}: {first[name]['symptom']}. Remedy: {first[name]['remedy']}."
             for name, _ in kinds.most_common()

@@ -101,11 +101,12 @@ def test_the_doctor_prints_and_reports(tmp_path, capsys):
     # The first seed alone, and a second opinion on what is well.
     again = tmp_path / "again"
     assert main(["doctor", str(sick), "--preset", "quick", "--out", str(again)]) == 0
+    assert capsys.readouterr().out.startswith("1 finding in 2 attentions")
     document = json.loads((again / "results.json").read_text())
     assert [f["name"] for f in document["findings"]] == ["not_finite"]
     well = run(tmp_path / "well", model("well"))
     assert main(["doctor", str(well), "--out", str(tmp_path / "fine")]) == 0
-    assert "nothing found in 1 attentions" in capsys.readouterr().out
+    assert "nothing found in 1 attention\n" in capsys.readouterr().out
     assert "look healthy" in (tmp_path / "fine/report.html").read_text()
 
 
