@@ -14,6 +14,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
+from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
 from attention_jax._modules import beam
 from attention_jax._modules.arguments import AnyMask, check_tokens, token_mask
@@ -59,13 +60,23 @@ class Task:
 
 
 def task(
-    source: Any, mask: AnyMask, *, bos: Any, eos: Any, pad: Any, length: int, prompt: bool
+    source: Any,
+    mask: AnyMask,
+    *,
+    bos: Any,
+    eos: Any,
+    pad: Any,
+    length: int,
+    prompt: bool,
+    source_vocab: int | None,
+    target_vocab: int | None,
 ) -> Task:
-    """What a call of a decoder asks for.
+    """What a call of a decoder asks for; a vocabulary of None is of unknown size.
 
     Raises:
         TypeError: If the source holds no ids, or a prompt's mask is no array.
-        ValueError: If something does not fit, or `bos` or `eos` does not suit the model.
+        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or an id
+            that is known lies outside the vocabulary; one that the mask hides may.
     """
     check_count("max_length", length, 1)
     check_tokens("source", source)
@@ -85,16 +96,52 @@ def task(
         raise ValueError("a Transformer's sentences need a bos and an eos")
     # No id is negative: without an end every sentence goes on.
     ends = (jnp.asarray(-1 if x is None else x, jnp.int32) for x in (bos, eos, pad))
+    for name, x in (("bos", bos), ("eos", eos), ("pad", pad)):
+        wrong = None if x is None else _outside(x, target_vocab)
+        if wrong is not None:
+            raise ValueError(f"{name} is {wrong.item()}, but the vocabulary has {target_vocab}")
     mask = token_mask("source_mask", mask, np.shape(source))
+    _check_source(source, mask, source_vocab)
     return Task(jnp.asarray(source), mask, *ends, prompt=prompt, length=length)
+
+
+def _outside(ids: Any, vocab: int | None, real: Any = True) -> Any:
+    """The first of the real ids that is known and lies outside the vocabulary; None if none is."""
+    if vocab is None or not is_concrete(ids) or not getattr(ids, "is_fully_addressable", True):
+        return None
+    known = np.asarray(ids)
+    wrong = known[((known < 0) | (known >= vocab)) & real]
+    return wrong[0] if wrong.size else None
+
+
+def _check_source(source: Any, mask: Mask | None, vocab: int | None) -> None:
+    """Raises a ValueError where a real token is none of the vocabulary's."""
+    wrong = _outside(source, vocab)
+    if wrong is not None and mask is not None:
+        if not is_concrete(mask):
+            return
+        with jax.ensure_compile_time_eval():
+            real = np.asarray(mask.to_array(1, source.shape[-1])).any(axis=-2)
+        real = real if real.ndim < 2 else real.any(axis=-2)
+        wrong = _outside(source, vocab, np.broadcast_to(real, source.shape))
+    if wrong is not None:
+        raise ValueError(f"source holds id {wrong}, but the vocabulary has {vocab}")
 
 
 def draw(key: Any, temperature: Any, top_k: int | None, top_p: Any) -> Draw:
     """How tokens are drawn, checked.
 
     Raises:
+        TypeError: If the key is none.
         ValueError: If an option is out of range.
     """
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be a PRNG key, such as jax.random.key(0), got {key!r}")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and np.dtype(key.dtype) != np.uint32:
+        raise TypeError(f"key must be a PRNG key, got dtype {np.dtype(key.dtype).name}")
+    if len(key.shape) != (0 if typed else 1):
+        raise ValueError(f"key must be one PRNG key, got keys of shape {list(key.shape)}")
     check_sampling(temperature, top_k, top_p)
     return Draw(key, temperature, top_p, top_k)
 

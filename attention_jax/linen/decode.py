@@ -6,7 +6,7 @@ step computes one token.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from attention_jax.linen.language import TransformerLM
 from attention_jax.linen.transformer import Transformer
 
 Model = Transformer | TransformerLM
+# As in `arguments`: what is no key gets an error made for the reader.
+AnyKey = Annotated[Any, PRNGKeyArray]
 Variables = Mapping[str, Any]
 
 
@@ -58,7 +60,8 @@ def greedy_decode(
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        ValueError: If `max_length` is not positive, or `bos` or `eos` does not suit the model.
+        ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
+            an id that is known lies outside the vocabulary; one that `source_mask` hides may.
 
     Example:
         >>> import jax
@@ -77,7 +80,7 @@ def sample_decode(
     model: Model,
     variables: Variables,
     source: Source,
-    key: PRNGKeyArray,
+    key: AnyKey,
     *,
     bos: int | None = None,
     eos: int | None = None,
@@ -111,7 +114,8 @@ def sample_decode(
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        ValueError: If an option is out of range.
+        TypeError: If `key` is none.
+        ValueError: If an option is out of range, or an id outside the vocabulary.
 
     References:
         Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
@@ -158,7 +162,7 @@ def beam_decode(
         Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
 
     Raises:
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or an id outside the vocabulary.
 
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
@@ -173,8 +177,14 @@ def _task(
     model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: int
 ) -> Task:
     prompt = isinstance(model, TransformerLM)
-    ends = {"bos": bos, "eos": eos, "pad": pad}
-    return generation.task(source, mask, **ends, length=length, prompt=prompt)
+    told = {
+        "source_vocab": model.vocab if prompt else model.source_vocab,
+        "target_vocab": model.vocab if prompt else model.target_vocab,
+        "bos": bos,
+        "eos": eos,
+        "pad": pad,
+    }
+    return generation.task(source, mask, **told, length=length, prompt=prompt)
 
 
 def _asking(model: Model, variables: Variables) -> Ask:

@@ -5,7 +5,7 @@ step computes one token.
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from attention_jax.nnx.language import TransformerLM
 from attention_jax.nnx.transformer import Transformer
 
 Model = Transformer | TransformerLM
+# As in `arguments`: what is no key gets an error made for the reader.
+AnyKey = Annotated[Any, PRNGKeyArray]
 
 
 def greedy_decode(
@@ -55,7 +57,8 @@ def greedy_decode(
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        ValueError: If `max_length` is not positive, or `bos` or `eos` does not suit the model.
+        ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
+            an id that is known lies outside the vocabulary; one that `source_mask` hides may.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,7 +76,7 @@ def greedy_decode(
 def sample_decode(
     model: Model,
     source: Source,
-    key: PRNGKeyArray,
+    key: AnyKey,
     *,
     bos: int | None = None,
     eos: int | None = None,
@@ -106,7 +109,8 @@ def sample_decode(
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        ValueError: If an option is out of range.
+        TypeError: If `key` is none.
+        ValueError: If an option is out of range, or an id outside the vocabulary.
 
     References:
         Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
@@ -151,7 +155,7 @@ def beam_decode(
         Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
 
     Raises:
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or an id outside the vocabulary.
 
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
@@ -166,8 +170,20 @@ def _task(
     model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: int
 ) -> Task:
     prompt = isinstance(model, TransformerLM)
-    ends = {"bos": bos, "eos": eos, "pad": pad}
-    return generation.task(source, mask, **ends, length=length, prompt=prompt)
+    told = {
+        "source_vocab": _vocab(model, "embedding" if prompt else "source_embedding"),
+        "target_vocab": _vocab(model, "embedding" if prompt else "target_embedding"),
+        "bos": bos,
+        "eos": eos,
+        "pad": pad,
+    }
+    return generation.task(source, mask, **told, length=length, prompt=prompt)
+
+
+def _vocab(model: Model, name: str) -> int | None:
+    # A model derived from ours may read its tokens in another way.
+    table = getattr(model, name, None)
+    return table.num_embeddings if isinstance(table, nnx.Embed) else None
 
 
 def _asking(model: Model) -> Ask:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention_jax._modules import walk
+import attention_jax as aj
+from attention_jax._modules import generation, walk
 from attention_jax.nnx import (
     Transformer,
     TransformerLM,
@@ -272,6 +273,30 @@ def test_bad_input():
         (lambda: sample_decode(model, ids, key, max_length=2, temperature=0), "temperature"),
         (lambda: sample_decode(model, ids, key, max_length=2, top_p=0.0), "top_p"),
         (lambda: sample_decode(model, ids, key, max_length=2, top_k=0), "top_k"),
+        (lambda: greedy_decode(model, ids * 99, max_length=2), "source holds id 99, .* has VOCAB"),
+        (lambda: greedy_decode(model, -ids, max_length=2), "source holds id -1"),
+        (lambda: beam_decode(model, ids, eos=99, max_length=2, num_beams=1), "eos is 99"),
+        (lambda: sample_decode(model, ids, key, pad=-1, max_length=2), "pad is -1"),
+        (lambda: greedy_decode(_model(), SOURCE, bos=99, eos=2, max_length=2), "bos is 99"),
+        (lambda: sample_decode(model, ids, jax.random.split(key), max_length=2), "key"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=words.replace("VOCAB", str(model.vocab))):
             call()
+    with pytest.raises(TypeError, match="key must be a PRNG key"):
+        sample_decode(model, ids, 0, max_length=2)
+
+
+def test_ids_that_nobody_sees_may_be_any():
+    strange = SOURCE.at[:, -1].set(99)
+
+    def asked(mask, ids=strange):
+        options = {"bos": BOS, "eos": EOS, "pad": 0, "length": 2, "prompt": False}
+        return generation.task(ids, mask, **options, source_vocab=50, target_vocab=50)
+
+    real = strange < 50
+    asked(real)
+    asked(aj.masks.padding(jnp.array([SOURCE.shape[-1] - 1] * SOURCE.shape[0])))
+    for mask in (None, ~real, aj.masks.causal(align="end")):
+        with pytest.raises(ValueError, match="id 99, but the vocabulary has 50"):
+            asked(mask)
+    jax.eval_shape(lambda ids: asked(None, ids).source, SOURCE)  # a traced id is known to nobody
