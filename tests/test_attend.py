@@ -135,3 +135,73 @@ def test_integers_of_any_width(implementation, kind):
         )
     want = aj.attend(QUERY, KEY, VALUE, mask=mask.to_array(5, 7), implementation="dense")
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_what_a_function_closes_over_has_its_gradient(implementation):
+    options = {} if implementation == "dense" else {"block_size": 4}
+
+    def loss(w):
+        score = aj.scores.custom(lambda q, k, t, s: w * (q @ k.T))
+        mask = aj.masks.custom(lambda t, s: s.astype(w.dtype) < w * 7)
+        out = aj.attend(
+            QUERY, KEY, VALUE, score=score, mask=mask, implementation=implementation, **options
+        )
+        return jnp.sum(jnp.sin(out))
+
+    w, small = jnp.float32(0.5), 1e-2
+    slope = (loss(w + small) - loss(w - small)) / (2 * small)
+    np.testing.assert_allclose(jax.grad(loss)(w), slope, rtol=2e-2)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(w), jax.grad(loss)(w), rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_a_huge_number_behind_a_mask_has_no_gradient(implementation):
+    value = VALUE.copy()
+    value[:, 2] = np.finfo(np.float32).max
+    visible = np.arange(KEY.shape[1]) != 2
+
+    def gradients(value):
+        return jax.grad(
+            lambda *x: aj.attend(*x, mask=visible, implementation=implementation).sum(), (0, 1, 2)
+        )(QUERY, KEY, value)
+
+    for got, expected in zip(gradients(value), gradients(VALUE), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_entropy_does_not_depend_on_how_low_a_row_is(implementation):
+    options = {} if implementation == "dense" else {"block_size": 3}
+
+    def entropy(query, low):
+        bias = jnp.full((1, KEY.shape[1]), low, jnp.float32)
+        stats = aj.attend_with_stats(
+            query, KEY, VALUE, bias=bias, implementation=implementation, **options
+        )[1]
+        return stats.entropy
+
+    both = jax.vmap(entropy, (None, 0))(QUERY, jnp.array([-1e9, jnp.finfo(jnp.float32).min]))
+    np.testing.assert_allclose(both, np.log(KEY.shape[1]), rtol=1e-6)
+    slope = jax.grad(lambda q, low: entropy(q, low).sum())
+    np.testing.assert_allclose(slope(QUERY, -1e3), slope(QUERY, 0.0), atol=1e-3)
+
+
+def test_what_a_score_hides_stays_hidden_in_scores_made_of_it():
+    hide = np.where(np.arange(KEY.shape[1]) == 1, -np.inf, 0).astype(np.float32)[None]
+    mask = np.isfinite(hide)
+    for make in (
+        lambda score, x: aj.scores.temperature(score, x),
+        lambda score, x: aj.scores.log_length(score, x),
+        lambda score, x: aj.scores.soft_cap(score, 2.0),
+        lambda score, x: aj.scores.clip(score, -1.0, 1.0),
+    ):
+
+        def loss(x, hidden, make=make):
+            score, given = aj.scores.scaled_dot(), {"mask": mask}
+            if hidden:
+                score, given = score + hide, {}
+            return aj.attend(QUERY, KEY, VALUE, score=make(score, x), **given).sum()
+
+        got, expected = (jax.value_and_grad(loss)(2.0, hidden) for hidden in (True, False))
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

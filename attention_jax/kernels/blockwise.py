@@ -43,7 +43,7 @@ def run(request: Request) -> Result:
             head, traced = parts
             rows = attend_head(head, facts, block, kinds if known else traced)
             top = top_logits(head, rows) if facts.statistics else rows.lse
-            return rows.out, rows.lse, rows.mean, top
+            return rows.out, rows.lse, rows.entropy, top
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))

@@ -16,7 +16,7 @@ from attention_jax.kernels import row
 from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
-from attention_jax.softmax import log_sum_exp
+from attention_jax.softmax import entropy_of, log_sum_exp
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -42,11 +42,14 @@ def _whole(request: Request) -> Result:
         def one(head: Problem) -> tuple[Array, Array, Array, Array]:
             logits = mask_logits(head, facts, raw_logits(head), partial=True)
             lse, weights = log_sum_exp(logits, None)
+            hidden = logits == NEG_INF
+            # What a hidden weight would do to the output, however much, ends here going back.
+            weights = jnp.where(hidden, 0, weights)
             out = weigh_values(head, facts, weights, logits)
-            mean = jnp.sum(weights * jnp.where(logits == NEG_INF, 0, logits), axis=-1)
+            entropy = entropy_of(weights)
             first = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1, keepdims=True)
             top = jnp.take_along_axis(logits, first, axis=-1)[:, 0]
-            return out, lse, mean, top
+            return out, lse, entropy, top
 
         return finish(request, facts, *map_leading(one, problem, facts.sizes))
 

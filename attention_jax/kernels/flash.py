@@ -22,6 +22,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
+from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import (
@@ -58,7 +59,7 @@ def run(request: Request) -> Result:
             head, traced = parts
             rows = attend_head(head, facts, block, kinds if known else traced, request.precision)
             top = top_logits(head, rows) if facts.statistics else rows.lse
-            return rows.out, rows.lse, rows.mean, top
+            return rows.out, rows.lse, rows.entropy, top
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
@@ -72,11 +73,11 @@ class Known(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Tangents of rows: out `[T, V]`, lse and mean `[T]`."""
+    """Sums that tangents of rows are made of: out `[T, V]`; Σ p dx and Σ p dx ln p, `[T]`."""
 
     out: Array
     lse: Array
-    mean: Array
+    surprise: Array
 
 
 class Spec(NamedTuple):
@@ -110,11 +111,12 @@ def attend_head(
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
     others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
     spec = Spec(structure, floating, facts, block, static_kinds, precision)
-    return _flash(spec, floats, others)
+    # Plain JAX differentiates also what a function has in its closure; the rule would not.
+    run = _rows if holds_tracer((head.term, head.mask)) else _flash
+    return run(spec, floats, others)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
+def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     head, kinds = spec.problem(floats, others)
     layout = spec.facts.layout
 
@@ -133,6 +135,9 @@ def _flash(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
             layout.T, spec.block[0], kinds, begin, fetch, visit, lambda i, state: close(state),
             parted=True,
         )  # fmt: skip
+
+
+_flash = jax.custom_jvp(_rows, nondiff_argnums=(0,))
 
 
 @functools.partial(_flash.defjvp, symbolic_zeros=True)
@@ -159,7 +164,8 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         block, d_block, row_top, log_total = fetched
         (raw, value), (d_logits, d_value) = _push(block, d_block, guarded=facts.guarded)
         logits = mask_logits(block, facts, raw, partial=partial).astype(row_top.dtype)
-        weights = jnp.exp((logits - row_top) - log_total)
+        log_weights = (logits - row_top) - log_total
+        weights = jnp.exp(log_weights)
         d_logits = d_logits.astype(logits.dtype)
         if partial:
             d_logits = jnp.where(logits == NEG_INF, 0, d_logits)
@@ -167,21 +173,22 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         dropped = drop(block, facts, weights)
         d_out = weights_times(dropped * d_logits, value) + weights_times(dropped, d_value)
         d_lse = jnp.sum(change, axis=-1)
-        d_mean = jnp.zeros_like(d_lse)
+        surprise = jnp.zeros_like(d_lse)
         if facts.statistics:
-            seen = jnp.where(logits == NEG_INF, 0, logits)
-            d_mean = jnp.sum(change * (seen + 1), axis=-1)
-        return Change(d_out, d_lse, d_mean)
+            seen = jnp.where(logits == NEG_INF, 0, log_weights)
+            surprise = jnp.sum(change * seen, axis=-1)
+        return Change(d_out, d_lse, surprise)
 
     with precision_of_products(spec.precision):
         zeros = Change(*(jnp.zeros_like(x) for x in rows[:3]))
         change = sweep(zeros, block_size, kinds, fetch, contribute)
     d_out = change.out - rows.out * change.lse[:, None]
-    d_mean = change.mean - rows.mean * change.lse
+    # entropy = -Σ p ln p and dp = p (dx - d lse)
+    d_entropy = -change.surprise - rows.entropy * change.lse
     no_tangent: Any = jnp.zeros_like(rows.first)
     # of lse = top + log_total, all movement is the second's
     d_top = jnp.zeros_like(rows.top)
-    return rows, Rows(d_out, change.lse, d_mean, no_tangent, d_top, change.lse)
+    return rows, Rows(d_out, change.lse, d_entropy, no_tangent, d_top, change.lse)
 
 
 def _push(block: Problem, d_block: Problem, *, guarded: bool) -> tuple[Any, Any]:

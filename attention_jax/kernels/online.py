@@ -28,7 +28,7 @@ class Online(NamedTuple):
         top: the running maximum.
         total: `Σ exp(x - top)`.
         out: `Σ exp(x - top) · v`, `[Tb, V]`.
-        moment: `Σ exp(x - top) · x`, the one accumulator that the entropy needs.
+        moment: `Σ exp(x - top) · (x - top)`, the one accumulator that the entropy needs.
         first: index of the first key that attains `top`, int32.
     """
 
@@ -40,7 +40,7 @@ class Online(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Finished rows: out `[Tb, V]`, lse, `Σ p · x` and the index of the largest logit `[Tb]`.
+    """Finished rows: out `[Tb, V]`, lse, entropy and the index of the largest logit `[Tb]`.
 
     `top` and `log_total` are the two summands of lse: where a row's logits are of the order of 1e9,
     as under a low but finite bias, their sum has lost the second.
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
     out: Array
     lse: Array
-    mean: Array
+    entropy: Array
     first: Array
     top: Array
     log_total: Array
@@ -77,8 +77,9 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
     powers = jnp.exp(logits - shift[:, None])
     moment, first = state.moment, state.first
     if facts.statistics:
-        seen = jnp.where(logits == NEG_INF, 0, logits)
-        moment = moment * shrink + jnp.sum(powers * seen, axis=-1)
+        below = jnp.where(logits == NEG_INF, 0, logits - shift[:, None])
+        lower = jnp.where(state.top == NEG_INF, 0, state.top - shift)
+        moment = (moment + state.total * lower) * shrink + jnp.sum(powers * below, axis=-1)
         index = at + first_at(jax.lax.stop_gradient(logits), here)
         first = jnp.where(here > state.top, index.astype(first.dtype), first)
     return Online(
@@ -97,8 +98,8 @@ def close(state: Online) -> Rows:
     top = jnp.where(empty, 0, state.top)
     log_total = jnp.log(total)
     lse = jnp.where(empty, NEG_INF, top + log_total)
-    mean = state.moment / total
-    return Rows(state.out / total[:, None], lse, mean, state.first, top, log_total)
+    entropy = log_total - state.moment / total
+    return Rows(state.out / total[:, None], lse, entropy, state.first, top, log_total)
 
 
 def top_logits(head: Problem, rows: Rows) -> Array:

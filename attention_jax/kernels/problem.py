@@ -17,7 +17,6 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout, Shape
 from attention_jax._core.manual import vary_as
 from attention_jax._core.mapping import head_axes, merge_axes
-from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
 from attention_jax.kernels.request import Request, Result
@@ -189,7 +188,7 @@ def part(sides: Sides, name: str) -> Sides:
 
 
 def finish(
-    request: Request, facts: Static, out: Array, lse: Array, mean: Array, top: Array
+    request: Request, facts: Static, out: Array, lse: Array, entropy: Array, top: Array
 ) -> Result:
     """From the engine's leading axes to the public layout.
 
@@ -198,7 +197,7 @@ def finish(
         facts: its static facts.
         out: `[*sizes, T, V]`.
         lse: `[*sizes, T]`.
-        mean: `Σ p · logit`, `[*sizes, T]`.
+        entropy: `-Σ p ln p`, `[*sizes, T]`.
         top: the largest logit, `[*sizes, T]`.
     """
     layout = facts.layout
@@ -206,7 +205,5 @@ def finish(
     out = jnp.swapaxes(out, -2, -3).astype(request.query.dtype)
     if not facts.statistics:
         return Result(out, None)
-    lse, mean, top = (x.reshape(*layout.batch, layout.N, layout.T) for x in (lse, mean, top))
-    seen = lse != NEG_INF
-    entropy = jnp.where(seen, jnp.where(seen, lse, 0) - mean, 0)
-    return Result(out, Stats(lse, entropy, top))
+    shape = (*layout.batch, layout.N, layout.T)
+    return Result(out, Stats(lse.reshape(shape), entropy.reshape(shape), top.reshape(shape)))

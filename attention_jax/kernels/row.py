@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
+from attention_jax._core.closures import holds_tracer
 from attention_jax._core.numerics import (
     NEG_INF,
     matmul,
@@ -33,7 +34,7 @@ from attention_jax.kernels.problem import Static, check_mask, finish
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.mask import Lengths
 from attention_jax.scores.similarity import Dot, ScaledDot
-from attention_jax.softmax import log_sum_exp
+from attention_jax.softmax import entropy_of, log_sum_exp
 
 Run = Callable[[Request], Result]
 # With more heads of keys their number's worth of arithmetic costs more than the copy.
@@ -55,6 +56,7 @@ def fits(request: Request) -> bool:
         and type(request.score) in (Dot, ScaledDot)
         and request.bias is None
         and request.dropout_key is None
+        and not holds_tracer(request.mask)
         and _one_cpu()
     )
 
@@ -111,10 +113,10 @@ def _products(request: Request) -> tuple[Result, Array]:
     nans = jnp.any(jnp.isnan(scores[..., N])) | jnp.any(jnp.isnan(products[..., N]))
     finite = ~spoiled & ~nans
     seen = logits if visible is None else jnp.where(visible, logits, NEG_INF)
-    mean = jnp.sum(weights * jnp.where(seen == NEG_INF, 0, seen), axis=-2)
+    entropy = entropy_of(weights, axis=-2)
     facts = Static(layout, (), False, False, 0.0, request.statistics)
     out = jnp.swapaxes(out, -2, -1).astype(dtype)
-    return finish(request, facts, out, lse, mean, jnp.max(seen, axis=-2)), finite
+    return finish(request, facts, out, lse, entropy, jnp.max(seen, axis=-2)), finite
 
 
 def _cleaned(request: Request) -> tuple[Request, Array]:

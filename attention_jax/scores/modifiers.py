@@ -11,6 +11,7 @@ References:
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attention_jax._core.axes import Layout
+from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, Term, check_per_head, head_axis
 from attention_jax.scores.score import Score
@@ -47,8 +49,9 @@ class Modified(Score):
         return dataclasses.replace(self, score=self.score.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The inner score's block, changed."""
-        return self.change(self.score.block(sides, query_positions, key_positions))
+        """The inner score's block, changed; what it hides stays hidden."""
+        scores = self.score.block(sides, query_positions, key_positions)
+        return _but_hidden(self.score, scores, self.change)
 
     @property
     def may_hide(self) -> bool:
@@ -59,6 +62,14 @@ class Modified(Score):
     def block_hint(self) -> tuple[int, int] | None:
         """As the inner score."""
         return self.score.block_hint
+
+
+def _but_hidden(score: Term, scores: Array, change: Callable[[Array], Array]) -> Array:
+    """The scores changed, except where -inf hides a pair: neither capped nor a factor's NaN."""
+    if not score.may_hide:
+        return change(scores)
+    hidden = scores == NEG_INF
+    return jnp.where(hidden, NEG_INF, change(jnp.where(hidden, 0, scores)))
 
 
 @jax.tree_util.register_dataclass
@@ -137,7 +148,8 @@ class LogLength(Score):
         """The inner score's data, and ln(n) for each query row."""
         inner = self.score.prepare(query, key)
         length = key.shape[-2] if self.length is None else self.length
-        log = jnp.log(jnp.maximum(jnp.asarray(length, jnp.float32), 1.0))
+        dtype = stats_dtype(query.dtype, key.dtype)
+        log = jnp.log(jnp.maximum(jnp.asarray(length).astype(dtype), 1))
         rows = (*query.shape[:-3], 1, query.shape[-2])
         log = jnp.broadcast_to(log[..., None, None] if log.ndim else log, rows)
         return Sides((inner.query, log), inner.key, inner.pair)
@@ -151,7 +163,7 @@ class LogLength(Score):
         inner, log = sides.query
         scores = self.score.block(sides._replace(query=inner), query_positions, key_positions)
         factor = jnp.asarray(self.s).astype(scores.dtype) * log.astype(scores.dtype)
-        return scores * factor[:, None]
+        return _but_hidden(self.score, scores, lambda x: x * factor[:, None])
 
     @property
     def may_hide(self) -> bool:
