@@ -24,7 +24,9 @@ from attention_jax._core.axes import (
 from attention_jax._core.checks import (
     as_array,
     check_inputs,
+    check_key,
     check_positions,
+    check_precision,
     check_rate,
 )
 from attention_jax._core.numerics import stats_dtype
@@ -314,6 +316,9 @@ def make_request(
     dropout_rate = check_rate("dropout_rate", dropout_rate)
     if dropout_rate > 0 and dropout_key is None:
         raise ValueError(f"dropout_rate = {dropout_rate} needs a dropout_key")
+    if dropout_rate > 0:
+        check_key("dropout_key", dropout_key)
+    check_precision(precision)
     return Request(
         query,
         key,

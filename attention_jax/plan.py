@@ -118,6 +118,10 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     """
     named = implementation is not None
     names = _preferred(request) if implementation is None else implementation
+    if not isinstance(names, str | list | tuple):
+        raise TypeError(
+            f"implementation must be a name, a sequence of names or None, got {names!r}"
+        )
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
         if name not in KERNELS:

@@ -38,6 +38,8 @@ QUERY, KEY, VALUE = normal(2, 5, 4, 8), normal(2, 7, 2, 8), normal(2, 7, 2, 3)
         ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
         ({"implementation": "fast"}, ValueError, "implementation must be one of 'dense'"),
         ({"implementation": ()}, ValueError, "empty sequence"),
+        ({"dropout_rate": 0.1, "dropout_key": 5}, TypeError, "dropout_key must be one PRNG key"),
+        ({"precision": "hihg"}, ValueError, "precision must be None.*got 'hihg'"),
         ({"block_size": 0, "implementation": "flash"}, ValueError, "block_size must be at least 1"),
         ({"block_size": 8, "implementation": "dense"}, NotImplementedError, "no block_size"),
         ({"score": "dot"}, TypeError, "score"),

@@ -7,10 +7,12 @@ ValueError with a text made for the reader, never as a bare AssertionError.
 from typing import Any
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Layout
+from attention_jax._core.numerics import precision_of_products
 
 
 def as_array(name: str, x: Any) -> Any:
@@ -24,6 +26,27 @@ def check_floating(name: str, x: Any) -> None:
     """A TypeError unless `x` has a real floating dtype."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating, got dtype {np.dtype(x.dtype).name}")
+
+
+def check_key(name: str, x: Any) -> None:
+    """A TypeError unless `x` is one PRNG key, of `jax.random.key` or `jax.random.PRNGKey`."""
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if not ((typed and shape == ()) or (dtype == np.uint32 and len(shape) == 1)):
+        got = type(x).__name__ if dtype is None else f"dtype {dtype}, shape {list(shape)}"
+        raise TypeError(f"{name} must be one PRNG key, as jax.random.key(0) is, got {got}")
+
+
+def check_precision(precision: Any) -> None:
+    """An error unless JAX knows the precision of matrix products."""
+    try:
+        with precision_of_products(precision):
+            pass
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "precision must be None, a jax.lax.Precision or one of JAX's names for it, such as "
+            f"'highest', got {precision!r}"
+        ) from error
 
 
 def check_inputs(query: Any, key: Any, value: Any | None = None) -> Layout:
