@@ -11,6 +11,7 @@ from attention_jax._core.axes import AnyArray, BiasLike, MaskLike
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.term import Term
 from attention_jax.masks import Mask
+from attention_jax.plan import KERNELS
 
 AnyMask = Mask | MaskLike | None
 AnyBias = Term | BiasLike | None
@@ -61,6 +62,38 @@ def check_choice(name: str, value: str, *choices: str) -> str:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
     return value
+
+
+def check_implementation(given: Any) -> Any:
+    """`given`, if it may be a layer's `implementation`: None, a kernel's name, or several.
+
+    Raises:
+        TypeError: If it is none of these.
+        ValueError: If there is no kernel of a name, or an empty sequence.
+    """
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, (tuple, list)):
+        raise TypeError(
+            f"implementation must be a name, a tuple of names or None, got {type(given).__name__}"
+        )
+    if not names:
+        raise ValueError("implementation is an empty sequence; give a name, or None for any")
+    for name in names:
+        check_choice("implementation", name, *KERNELS)
+    return given
+
+
+def check_activation(given: Any) -> Any:
+    """`given`, if it is a function.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not callable(given):
+        raise TypeError(f"activation must be a function, such as jax.nn.gelu, got {given!r}")
+    return given
 
 
 def check_width(name: str, x: Any, features: int, letters: str) -> None:

@@ -6,9 +6,11 @@ share, becomes one request to the engine here; the flavours add what only they k
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +20,14 @@ from attention_jax._core.checks import as_array, check_floating, check_inputs
 from attention_jax._core.numerics import is_concrete, promote
 from attention_jax._core.term import ArrayBias, Term, check_pairs
 from attention_jax._modules import recipes
-from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, cast, combine
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    as_mask,
+    cast,
+    check_implementation,
+    combine,
+)
 from attention_jax._modules.caches import by_position
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.masks import Mask
@@ -101,6 +110,27 @@ class AttentionFn:
         return _loud(execute(request, self.implementation).out, valid)
 
 
+P, Made = ParamSpec("P"), TypeVar("Made")
+
+
+def factory(make: Callable[P, Made]) -> Callable[P, Made]:
+    """`make`, `attention_fn` itself, with an error of its own for a forgotten call.
+
+    Flax then calls the factory with queries, keys and values.
+    """
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Made:
+        if args and isinstance(args[0], jax.Array | np.ndarray):
+            raise TypeError(
+                "attention_fn makes the function that attends, and was given arrays itself: write "
+                "attention_fn=attention_fn(), with the call"
+            )
+        return make(*args, **kwargs)
+
+    return checked
+
+
 def options(
     score: Any, mask: AnyMask, bias: AnyBias, implementation: Any, block_size: Any
 ) -> dict[str, Any]:
@@ -123,6 +153,7 @@ def options(
     if bias is not None and not isinstance(bias, Term):
         check_floating("bias", as_array("bias", bias))
         bias = ArrayBias(bias)
+    check_implementation(implementation)
     if implementation is not None and not isinstance(implementation, str):
         implementation = tuple(implementation)
     return {

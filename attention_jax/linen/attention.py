@@ -34,6 +34,11 @@ class MultiHeadAttention(ProjectedAttention):
     even when they are NaN, and dropout is independent for each batch entry and head unless asked
     otherwise. Where the constructor and the call both give `deterministic`, the call's holds.
 
+    Two things to mind with a model that is there already. Inside `@nn.compact` Flax names a layer
+    after its class: where a checkpoint is of Flax's, say `name="MultiHeadDotProductAttention_0"`.
+    And masks are boolean: `flax.linen.make_causal_mask(..., dtype=bool)`, which gives float32 by
+    default.
+
     Args:
         num_heads: N, the number of query heads.
         in_features: Width of `inputs_q`; None takes what comes.

@@ -10,7 +10,13 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    as_mask,
+    check_implementation,
+    combine,
+)
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer
@@ -39,6 +45,7 @@ class AttentionLayer(nn.Module, kw_only=True):
     def __post_init__(self) -> None:
         check_rate("dropout_rate", self.dropout_rate)
         as_mask(self.mask)
+        check_implementation(self.implementation)
         if self.block_size is not None:
             block_pair(self.block_size)
         super().__post_init__()

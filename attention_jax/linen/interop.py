@@ -98,6 +98,7 @@ def _sower(module: Any) -> Callable[[Array], Any]:
     return functools.partial(module.sow, "intermediates", "attention_weights")
 
 
+@interop.factory
 def attention_fn(
     score: Score | ScoreRecipe | str | None = None,
     mask: AnyMask = None,
@@ -132,8 +133,9 @@ def attention_fn(
         A callable; two with equal options are equal.
 
     Raises:
-        TypeError: If an option is of the wrong kind, such as a mask that is not boolean.
-        ValueError: If the score has parameters still to be made.
+        TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax
+            was handed `attention_fn` itself and not what it makes.
+        ValueError: If the score has parameters still to be made, or there is no such kernel.
 
     Example:
         >>> import jax

@@ -15,6 +15,7 @@ from attention_jax._modules.arguments import (
     KeyInputs,
     QueryInputs,
     as_mask,
+    check_implementation,
     check_width,
     combine,
 )
@@ -67,6 +68,7 @@ class MeanAttention(nn.Module):
         check_count("in_features", self.in_features, 1)
         if self.in_kv_features is not None:
             check_count("in_kv_features", self.in_kv_features, 1)
+        check_implementation(self.implementation)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -11,7 +11,13 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count, check_rate
-from attention_jax._modules.arguments import AnyMask, Features, as_mask, check_choice
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    as_mask,
+    check_activation,
+    check_choice,
+)
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax.cache import KVCache
@@ -58,6 +64,7 @@ class FeedForward(nn.Module):
     def __post_init__(self) -> None:
         check_count("in_features", self.in_features, 1)
         check_count("mlp_features", self.mlp_features, 1)
+        check_activation(self.activation)
         super().__post_init__()
 
     @nn.compact
@@ -113,6 +120,7 @@ class Parts(nn.Module, kw_only=True):
         """Raises, while the layer is written down, what its parts would raise when it is used."""
         check_count("in_features", features, 1)
         check_count("mlp_features", mlp_features, 1)
+        check_activation(self.activation)
         check_choice("norm", self.norm, "post", "pre")
         check_rate("dropout_rate", self.dropout_rate)
         check_rate("attention_dropout_rate", self.attention_dropout_rate)

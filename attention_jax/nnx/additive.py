@@ -21,7 +21,7 @@ from attention_jax._modules.arguments import (
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer, Sizes
 from attention_jax.nnx.base import AttentionLayer
-from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
 from attention_jax.softmax import Stats
 
@@ -84,6 +84,7 @@ class AdditiveAttention(AttentionLayer):
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         self.query_features = check_count("query_features", query_features, 1)
         self.key_features = check_count("key_features", key_features, 1)
         self.hidden_features = check_count("hidden_features", hidden_features, 1)

@@ -24,7 +24,7 @@ from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, 
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.places import AnyPositions, PositionParameters
 from attention_jax.nnx.projection import ProjectedAttention
-from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import AnyScore, ScoreParameters
 from attention_jax.softmax import Stats
 
@@ -131,6 +131,7 @@ class MultiHeadAttention(ProjectedAttention):
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         self.num_heads = num_heads
         self.in_features = check_count("in_features", in_features, 1)
         self.qkv_features = in_features if qkv_features is None else qkv_features

@@ -8,7 +8,13 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    as_mask,
+    check_implementation,
+    combine,
+)
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training
 from attention_jax.attend import attention_weights, execute, make_request
@@ -43,7 +49,7 @@ class AttentionLayer(nnx.Module):
         self.broadcast_dropout = broadcast_dropout
         self.deterministic = deterministic
         self.precision = precision
-        self.implementation = implementation
+        self.implementation = check_implementation(implementation)
         self.block_size = block_size
         self.rngs = nnx.data(fork_stream(rngs, dropout_rate))
         self.mask = nnx.data(as_mask(mask))

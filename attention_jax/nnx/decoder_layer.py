@@ -23,7 +23,7 @@ from attention_jax._modules.flags import Flag
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.layers import Extra, Layer
 from attention_jax.nnx.mean import MeanAttention
-from attention_jax.nnx.parts import Parts
+from attention_jax.nnx.parts import Parts, check_options
 from attention_jax.nnx.randomness import AnyRngs
 from attention_jax.nnx.scores import AnyScore
 from attention_jax.softmax import Stats
@@ -82,6 +82,7 @@ class TransformerDecoderLayer(Layer):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
+        check_options(self, rngs, options)
         parts = Parts(
             num_heads=num_heads,
             in_features=in_features,

@@ -26,7 +26,7 @@ from attention_jax._modules.recipes import (
 )
 from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
-from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
 
 
@@ -98,6 +98,7 @@ class GraphAttention(AttentionLayer):
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         self.in_features = check_count("in_features", in_features, 1)
         heads = (
             check_count("num_heads", num_heads, 1),

@@ -81,6 +81,7 @@ def _sower(module: Any) -> Callable[[Array], Any]:
     return functools.partial(module.sow, nnx.Intermediate, "attention_weights")
 
 
+@interop.factory
 def attention_fn(
     score: Score | ScoreRecipe | str | None = None,
     mask: AnyMask = None,
@@ -115,8 +116,9 @@ def attention_fn(
         A callable; two with equal options are equal, so what is compiled for one serves the other.
 
     Raises:
-        TypeError: If an option is of the wrong kind, such as a mask that is not boolean.
-        ValueError: If the score has parameters still to be made.
+        TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax
+            was handed `attention_fn` itself and not what it makes.
+        ValueError: If the score has parameters still to be made, or there is no such kernel.
 
     Example:
         >>> import jax.numpy as jnp

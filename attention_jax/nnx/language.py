@@ -23,6 +23,7 @@ from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
 from attention_jax.nnx.embedding import absolute
+from attention_jax.nnx.parts import check_options
 from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore
@@ -99,6 +100,7 @@ class TransformerLM(nnx.Module):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
+        check_options(self, rngs, options, "scan_layers", "remat")
         self.features = check_count("features", features, 1)
         self.vocab = check_count("vocab", vocab, 1)
         self.dtype = dtype

@@ -21,7 +21,7 @@ from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
 from attention_jax.nnx.norm import LayerNorm
-from attention_jax.nnx.parts import Parts
+from attention_jax.nnx.parts import Parts, check_options
 from attention_jax.nnx.randomness import AnyRngs
 from attention_jax.nnx.scores import AnyScore
 
@@ -131,6 +131,7 @@ class TransformerEncoderLayer(Layer):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
+        check_options(self, rngs, options)
         parts = Parts(
             num_heads=num_heads,
             in_features=in_features,

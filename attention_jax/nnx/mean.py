@@ -14,6 +14,7 @@ from attention_jax._modules.arguments import (
     KeyInputs,
     QueryInputs,
     as_mask,
+    check_implementation,
     check_width,
     combine,
 )
@@ -21,6 +22,7 @@ from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax._modules.shield import shielded
 from attention_jax.attend import attend, attend_with_stats, attention_weights
 from attention_jax.cache import KVCache
+from attention_jax.nnx.randomness import check_rngs
 from attention_jax.softmax import Stats
 
 
@@ -66,10 +68,11 @@ class MeanAttention(nnx.Module):
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         self.in_features = check_count("in_features", in_features, 1)
         self.in_kv_features = in_features if in_kv_features is None else in_kv_features
         self.precision = precision
-        self.implementation = implementation
+        self.implementation = check_implementation(implementation)
         self.block_size = block_size
         options = {
             "use_bias": use_bias,

@@ -1,6 +1,7 @@
 """What the layers of a Transformer are assembled from."""
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,14 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._modules.arguments import AnyMask, Features
+from attention_jax._modules.arguments import AnyMask, Features, check_activation
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.places import AnyPositions
-from attention_jax.nnx.randomness import Dropout
+from attention_jax.nnx.randomness import Dropout, check_rngs
 from attention_jax.nnx.scores import AnyScore
 
 Activation = Callable[[Array], Array]
@@ -59,9 +60,10 @@ class FeedForward(nnx.Module):
         use_bias: bool = True,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         check_count("in_features", in_features, 1)
         check_count("mlp_features", mlp_features, 1)
-        self.activation = activation
+        self.activation = check_activation(activation)
         options = {
             "use_bias": use_bias,
             "dtype": dtype,
@@ -82,6 +84,29 @@ class FeedForward(nnx.Module):
             x: `[*B, T, in_features]`.
         """
         return self.out(self.activation(self.hidden(x)))
+
+
+def check_options(owner: nnx.Module, rngs: Any, options: dict[str, Any], *more: str) -> None:
+    """Checks what a module hands on to its layers, so that an error names the module itself.
+
+    Args:
+        owner: The module.
+        rngs: Its streams.
+        options: What it was given besides its own arguments.
+        *more: What it takes besides the fields of `Parts`.
+
+    Raises:
+        TypeError: If one is not known, or `rngs` is something else.
+    """
+    name = type(owner).__name__
+    check_rngs(name, rngs)
+    own = {"num_heads", "in_features", "mlp_features", "rngs"}
+    known = {field.name for field in dataclasses.fields(Parts)} - own | set(more)
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, 1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{name} got an unexpected argument {option!r}{hint}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
 from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
-from attention_jax.nnx.randomness import AnyRngs
+from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
 
 
@@ -94,6 +94,7 @@ class AttentionPooling(AttentionLayer):
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
+        check_rngs(type(self).__name__, rngs)
         self.in_features = check_count("in_features", in_features, 1)
         self.hidden_features = check_count("hidden_features", hidden_features, 1)
         self.num_queries = check_count("num_queries", num_queries, 1)

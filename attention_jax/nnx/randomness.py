@@ -6,6 +6,7 @@ is looked at.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,14 @@ from attention_jax._core.numerics import is_concrete
 from attention_jax._modules.flags import Flag, if_training
 
 AnyRngs = nnx.Rngs | nnx.RngStream | None
+
+
+def check_rngs(name: str, rngs: Any) -> None:
+    """Raises a TypeError where the `rngs` of the constructor of `name` are something else."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(
+            f"{name}: rngs must be flax.nnx.Rngs, such as nnx.Rngs(0), got {type(rngs).__name__}"
+        )
 
 
 def fork_stream(rngs: nnx.Rngs, rate: float | int) -> nnx.RngStream | None:
@@ -54,9 +63,15 @@ def dropout_key(name: str, call: AnyRngs, constructed: AnyRngs) -> Array:
     """The next key of the stream in force.
 
     Raises:
+        TypeError: If it is none.
         ValueError: If there is no stream.
     """
     stream: Callable[[], Array] | None = constructed if call is None else call
+    if stream is not None and not isinstance(stream, nnx.Rngs | nnx.RngStream):
+        raise TypeError(
+            f"{name} in training: rngs must be flax.nnx.Rngs or one of its streams, "
+            f"got {type(stream).__name__}"
+        )
     if isinstance(stream, nnx.Rngs):
         if not ("dropout" in stream or "default" in stream):
             raise ValueError(f"{name} in training: `rngs` has no stream named dropout or default")

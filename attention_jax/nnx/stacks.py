@@ -14,6 +14,7 @@ from attention_jax.cache import KVCache
 from attention_jax.nnx.decoder_layer import TransformerDecoderLayer
 from attention_jax.nnx.layers import TransformerEncoderLayer
 from attention_jax.nnx.norm import LayerNorm
+from attention_jax.nnx.parts import check_options
 from attention_jax.nnx.randomness import AnyRngs
 from attention_jax.nnx.stacking import LayerStack, Remat
 from attention_jax.softmax import Stats
@@ -68,6 +69,7 @@ class TransformerEncoder(LayerStack):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
+        check_options(self, rngs, options, "score", "mask")
         self.in_features, self.dtype = in_features, options.get("dtype")
 
         def make() -> TransformerEncoderLayer:
@@ -196,6 +198,8 @@ class TransformerDecoder(LayerStack):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
+        cross = ("cross_score", "cross_attention")
+        check_options(self, rngs, options, "score", "mask", *cross)
         self.in_features, self.dtype = in_features, options.get("dtype")
 
         def make() -> TransformerDecoderLayer:

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
+from attention_jax import linen
 from attention_jax import nnx as modules
 from attention_jax.linen import MultiHeadAttention
 from tests.linen.tools import apply, init
@@ -28,6 +29,17 @@ def test_the_output_has_the_input_s_shape_whatever_the_batch_axes(batch):
     assert variables["params"]["query"]["kernel"].shape == (5, 8, 2)
     # All ones: every head has 5 everywhere, and the output adds 16 of them.
     np.testing.assert_allclose(y, 80.0, rtol=1e-6)
+
+
+def test_a_forgotten_call_is_told():
+    x = jnp.ones((1, 3, 8))
+    theirs = nn.MultiHeadDotProductAttention(num_heads=2, attention_fn=linen.attention_fn)
+    layer = nnx.MultiHeadAttention(
+        2, 8, decode=False, attention_fn=modules.attention_fn, rngs=nnx.Rngs(0)
+    )
+    for call in (lambda: theirs.init(jax.random.key(0), x), lambda: layer(x)):
+        with pytest.raises(TypeError, match=r"attention_fn=attention_fn\(\), with the call"):
+            call()
 
 
 def test_keys_and_values_follow_what_is_not_given():

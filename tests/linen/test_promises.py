@@ -186,6 +186,8 @@ def test_wrong_arguments_are_told_at_construction():
         (lambda: layer(2, dropout_rate=1.0), ["dropout_rate", "[0, 1)"]),
         (lambda: layer(2, score="bilinear"), ["'bilinear'", "additive"]),
         (lambda: layer(2, positions="absolute"), ["'absolute'", "rotary"]),
+        (lambda: layer(2, implementation="xla"), ["implementation", "'xla'", "'dense'"]),
+        (lambda: linen.MeanAttention(D, implementation="xla"), ["implementation", "'xla'"]),
         (lambda: layer(2, 6, positions="rotary"), ["3"]),
         (lambda: layer(2, value_features=5), ["value_features 5", "num_heads 2"]),
         (lambda: layer(2, 8, in_kv_features=4, fused_qkv=True), ["fused_qkv", "8", "4"]),
@@ -207,6 +209,12 @@ def test_wrong_arguments_are_told_at_construction():
         with pytest.raises(ValueError) as raised:  # noqa: PT011 (the words are checked below)
             make()
         assert all(word in str(raised.value) for word in words), raised.value
+    for make in (
+        lambda: linen.FeedForward(D, 16, activation="gelu"),
+        lambda: linen.TransformerLM(1, 2, D, 16, 5, activation="gelu"),
+    ):
+        with pytest.raises(TypeError, match="activation"):
+            make()
     with pytest.raises(TypeError, match="mistake"):
         TransformerEncoderLayer(2, D, 16, mistake=1)
 

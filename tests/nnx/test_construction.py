@@ -9,6 +9,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nnx as modules
 from attention_jax._modules import recipes
+from attention_jax._modules.arguments import check_activation, check_implementation
 from attention_jax.nnx import (
     AdditiveAttention,
     MultiHeadAttention,
@@ -17,6 +18,7 @@ from attention_jax.nnx import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
+from attention_jax.nnx.randomness import check_rngs
 
 X = jnp.ones((2, 5, 8))
 
@@ -71,6 +73,13 @@ def _model(**options):
         (lambda: _model(share_embedding=True), ["source_vocab 5", "target_vocab 6"]),
         (lambda: _model(target_vocab=0), ["target_vocab", "0"]),
         (lambda: TransformerDecoder(0, 2, 8, 16, rngs=nnx.Rngs(0)), ["num_layers", "0"]),
+        (lambda: _attention(2, 8, implementation="xla"), ["implementation", "'xla'", "'dense'"]),
+        (lambda: _attention(2, 8, implementation=()), ["implementation", "empty"]),
+        (
+            lambda: modules.MeanAttention(8, implementation=("dense", "xla"), rngs=nnx.Rngs(0)),
+            ["implementation", "'xla'"],
+        ),
+        (lambda: modules.attention_fn(implementation="xla"), ["implementation", "'xla'"]),
     ],
 )
 def test_wrong_sizes_rates_and_names(make, words):
@@ -88,8 +97,25 @@ def test_wrong_sizes_rates_and_names(make, words):
         (lambda: _attention(2, 8, mask=jnp.ones((5, 5))), ["bias"]),
         (lambda: _attention(2.0, 8), ["num_heads", "float"]),
         (lambda: _attention(2, 8, mistake=1), ["mistake"]),
-        (lambda: TransformerEncoderLayer(2, 8, 16, mistake=1, rngs=nnx.Rngs(0)), ["mistake"]),
-        (lambda: _model(mistake=1), ["mistake"]),
+        (
+            lambda: TransformerEncoderLayer(2, 8, 16, mistake=1, rngs=nnx.Rngs(0)),
+            ["TransformerEncoderLayer got", "mistake"],
+        ),
+        (lambda: _model(mistake=1), ["Transformer got", "mistake"]),
+        (
+            lambda: modules.TransformerLM(1, 2, 8, 16, 9, normalise_qk=True, rngs=nnx.Rngs(0)),
+            ["TransformerLM got", "'normalise_qk'", "'normalize_qk'"],
+        ),
+        (
+            lambda: TransformerDecoder(1, 2, 8, 16, normalise_qk=True, rngs=nnx.Rngs(0)),
+            ["TransformerDecoder got", "'normalise_qk'"],
+        ),
+        (lambda: modules.TransformerLM(1, 2, 8, 16, 9, rngs=jax.random.key(0)), ["rngs"]),
+        (lambda: MultiHeadAttention(2, 8, rngs=jax.random.key(0)), ["rngs"]),
+        (lambda: check_rngs("Layer", 0), ["Layer", "rngs", "flax.nnx.Rngs", "int"]),
+        (lambda: _model(activation="gelu"), ["activation", "'gelu'"]),
+        (lambda: check_activation("gelu"), ["activation must be a function", "'gelu'"]),
+        (lambda: check_implementation(3), ["implementation", "int"]),
     ],
 )
 def test_wrong_kinds(make, words):
