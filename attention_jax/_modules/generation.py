@@ -121,8 +121,8 @@ def _check_source(source: Any, mask: Mask | None, vocab: int | None) -> None:
         if not is_concrete(mask):
             return
         with jax.ensure_compile_time_eval():
-            real = np.asarray(mask.to_array(1, source.shape[-1])).any(axis=-2)
-        real = real if real.ndim < 2 else real.any(axis=-2)
+            seen: Any = np.asarray(mask.to_array(1, source.shape[-1]))
+        real = seen.any(axis=tuple(range(-min(seen.ndim, 3), -1)))
         wrong = _outside(source, vocab, np.broadcast_to(real, source.shape))
     if wrong is not None:
         raise ValueError(f"source holds id {wrong}, but the vocabulary has {vocab}")

@@ -110,7 +110,8 @@ class AttentionFn:
         return _loud(execute(request, self.implementation).out, valid)
 
 
-P, Made = ParamSpec("P"), TypeVar("Made")
+P = ParamSpec("P")
+Made = TypeVar("Made")
 
 
 def factory(make: Callable[P, Made]) -> Callable[P, Made]:
