@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 import jax
+import jax.core
 
 
 def holds_tracer(tree: Any) -> bool:

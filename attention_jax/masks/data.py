@@ -202,11 +202,10 @@ def from_array(array: AnyArray) -> Mask:
     """
     as_array("mask", array)
     if array.dtype != np.bool_:
-        added = jnp.issubdtype(array.dtype, jnp.floating)
         raise TypeError(
             f"mask must be boolean (True = may attend), got dtype {np.dtype(array.dtype).name}: "
-            "of ones and zeros, write mask.astype(bool)"
-            + ("; what is to be added to the scores is a bias, bias=" if added else "")
+            "of ones and zeros, write mask.astype(bool); numbers to add to the scores are a bias, "
+            "bias="
         )
     missing = (1,) * max(0, 2 - array.ndim)
     return FromArray(array.reshape(*missing, *array.shape))

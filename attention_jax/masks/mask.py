@@ -8,7 +8,7 @@ logic, so `&`, `|` and `~` compose both answers. A new mask is one class with th
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -225,7 +225,7 @@ class Pair(Mask):
         return f"{part(self.first)} {sign} {part(self.second)}"
 
 
-def _is_mask(operator: str, other: object) -> bool:
+def _is_mask(operator: str, other: object) -> TypeGuard[Mask]:
     """Whether the operator joins it; an array gets a TypeError of its own."""
     if hasattr(other, "dtype"):
         raise TypeError(f"{operator} joins mask objects, not arrays: write masks.from_array(array)")
