@@ -63,11 +63,6 @@ def masked_softmax(
     return weights.astype(x.dtype)
 
 
-def entropy_of(weights: Array, axis: int = -1) -> Array:
-    """`-Σ p ln p` of rows. From the weights: of `lse - Σ p x`, large logits leave nothing."""
-    return -jnp.sum(weights * jnp.log(jnp.where(weights > 0, weights, 1)), axis=axis)
-
-
 def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array, Array]:
     """`(lse, weights)` of rows; `visible` of None means every finite or NaN entry."""
     visible = x != NEG_INF if visible is None else visible & (x != NEG_INF)

@@ -30,8 +30,8 @@ def check_floating(name: str, x: Any) -> None:
 
 def check_key(name: str, x: Any) -> None:
     """A TypeError unless `x` is one PRNG key, of `jax.random.key` or `jax.random.PRNGKey`."""
-    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", ())
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and len(shape) == 1)):
         got = type(x).__name__ if dtype is None else f"dtype {dtype}, shape {list(shape)}"
         raise TypeError(f"{name} must be one PRNG key, as jax.random.key(0) is, got {got}")

@@ -84,6 +84,11 @@ def first_at(logits: Array, top: Array) -> Array:
     return jnp.min(jnp.where(logits == top[..., None], index, np.int32(keys - 1)), axis=-1)
 
 
+def entropy_of(weights: Array, axis: int = -1) -> Array:
+    """`-Σ p ln p` of rows. From the weights: of `lse - Σ p x`, large logits leave nothing."""
+    return -jnp.sum(weights * jnp.log(jnp.where(weights > 0, weights, 1)), axis=axis)
+
+
 def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -> Array:
     """`weights · value` in float32 at least, dropout applied, blind to values of hidden pairs."""
     value = block.sides.key["value"]

@@ -13,10 +13,10 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels import row
-from attention_jax.kernels.block import mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.block import entropy_of, mask_logits, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
-from attention_jax.softmax import entropy_of, log_sum_exp
+from attention_jax.softmax import log_sum_exp
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 

@@ -30,11 +30,12 @@ from attention_jax._core.numerics import (
     same_dtype,
     stats_dtype,
 )
+from attention_jax.kernels.block import entropy_of
 from attention_jax.kernels.problem import Static, check_mask, finish
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.mask import Lengths
 from attention_jax.scores.similarity import Dot, ScaledDot
-from attention_jax.softmax import entropy_of, log_sum_exp
+from attention_jax.softmax import log_sum_exp
 
 Run = Callable[[Request], Result]
 # With more heads of keys their number's worth of arithmetic costs more than the copy.

@@ -76,11 +76,11 @@ class Mask(Record):
 
     def __and__(self, other: object) -> "Mask":
         """Pairs that both masks allow."""
-        return And(self, other) if _is_mask("&", other) else NotImplemented
+        return And(self, other) if _is_mask(other, "&") else NotImplemented
 
     def __or__(self, other: object) -> "Mask":
         """Pairs that either mask allows."""
-        return Or(self, other) if _is_mask("|", other) else NotImplemented
+        return Or(self, other) if _is_mask(other, "|") else NotImplemented
 
     # An array on the left leaves the word to the mask, which says what to write instead.
     __array_ufunc__ = None
@@ -225,7 +225,7 @@ class Pair(Mask):
         return f"{part(self.first)} {sign} {part(self.second)}"
 
 
-def _is_mask(operator: str, other: object) -> TypeGuard[Mask]:
+def _is_mask(other: object, operator: str) -> TypeGuard[Mask]:
     """Whether the operator joins it; an array gets a TypeError of its own."""
     if hasattr(other, "dtype"):
         raise TypeError(f"{operator} joins mask objects, not arrays: write masks.from_array(array)")
