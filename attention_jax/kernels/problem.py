@@ -136,8 +136,8 @@ def check_mask(data: Sides, layout: Layout) -> None:
             ):
                 own = list(leaf.shape[: leaf.ndim - len(lengths)])
                 raise ValueError(
-                    f"mask has data with axes {own} before its rows and columns, which do not "
-                    f"broadcast to [*B, N] = {list(lead)}, T = {layout.T}, S = {layout.S}"
+                    f"mask has axes {own} before its rows and columns: it does not broadcast to "
+                    f"[*B, N] = {list(lead)}, T = {layout.T}, S = {layout.S}"
                 )
 
 

@@ -347,9 +347,8 @@ def test_what_is_asked_of_the_engine_is_done_or_refused():
     sized = MultiHeadAttention(2, 8, implementation="dense", block_size=4, rngs=nnx.Rngs(0))
     with pytest.raises(NotImplementedError, match="block_size"):
         sized(x)
-    unknown = MultiHeadAttention(2, 8, implementation="magic", rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="magic"):
-        unknown(x)
+        MultiHeadAttention(2, 8, implementation="magic", rngs=nnx.Rngs(0))
 
 
 def test_padded_equals_unpadded():
