@@ -75,8 +75,8 @@ def task(
 
     Raises:
         TypeError: If the source holds no ids, or a prompt's mask is no array.
-        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or an id
-            that is known lies outside the vocabulary; one that the mask hides may.
+        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or `bos` or
+            a source's id that is known lies outside the vocabulary; one that the mask hides may.
     """
     check_count("max_length", length, 1)
     check_tokens("source", source)
@@ -96,10 +96,10 @@ def task(
         raise ValueError("a Transformer's sentences need a bos and an eos")
     # No id is negative: without an end every sentence goes on.
     ends = (jnp.asarray(-1 if x is None else x, jnp.int32) for x in (bos, eos, pad))
-    for name, x in (("bos", bos), ("eos", eos), ("pad", pad)):
-        wrong = None if x is None else _outside(x, target_vocab)
-        if wrong is not None:
-            raise ValueError(f"{name} is {wrong.item()}, but the vocabulary has {target_vocab}")
+    # An end that no token is ends nothing, and what stands after one need not be a token.
+    wrong = None if bos is None else _outside(bos, target_vocab)
+    if wrong is not None:
+        raise ValueError(f"bos is {wrong.item()}, but the vocabulary has {target_vocab}")
     mask = token_mask("source_mask", mask, np.shape(source))
     _check_source(source, mask, source_vocab)
     return Task(jnp.asarray(source), mask, *ends, prompt=prompt, length=length)

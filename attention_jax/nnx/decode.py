@@ -51,14 +51,15 @@ def greedy_decode(
         max_length: L, the most tokens to make.
         source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
             `Transformer`, a mask object. A prompt may be padded on either side.
-        pad: What stands after the end of a sentence.
+        pad: What stands after the end of a sentence; any number.
 
     Returns:
         Ids `[*B, max_length]`, int32.
 
     Raises:
         ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
-            an id that is known lies outside the vocabulary; one that `source_mask` hides may.
+            `bos` or a known id of the source lies outside the vocabulary; what `source_mask`
+            hides may.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,7 +111,7 @@ def sample_decode(
 
     Raises:
         TypeError: If `key` is none.
-        ValueError: If an option is out of range, or an id outside the vocabulary.
+        ValueError: If an option is out of range, or an id as in `greedy_decode`.
 
     References:
         Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
@@ -155,7 +156,7 @@ def beam_decode(
         Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
 
     Raises:
-        ValueError: If an option is out of range, or an id outside the vocabulary.
+        ValueError: If an option is out of range, or an id as in `greedy_decode`.
 
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
