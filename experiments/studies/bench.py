@@ -25,7 +25,7 @@ class Bench(StudyOptions):
 
     Beside it: Dao et al. 2022 (arXiv 2205.14135), figure 3.
 
-    Command: python -m experiments bench. Takes 5 minutes on two cores; quick 1 minute.
+    Command: python -m experiments bench. Takes 10 minutes on two cores; quick 3 minutes.
     Expected: ours below 0.4 of jax.nn's time on a CPU; cost follows the visited blocks; memory that
     grows with the length, not with its square.
     """
