@@ -109,6 +109,29 @@ class Choice(NamedTuple):
     reasons: dict[str, str]
 
 
+def check_names(implementation: Any) -> tuple[str, ...]:
+    """The kernels that are named, one or several.
+
+    Raises:
+        TypeError: neither a name nor a sequence of names.
+        ValueError: a name that does not exist, or an empty sequence.
+    """
+    if not isinstance(implementation, str | list | tuple):
+        raise TypeError(
+            "implementation must be a name, a sequence of names or None, got "
+            f"{type(implementation).__name__}"
+        )
+    names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    if not names:
+        raise ValueError("implementation is an empty sequence; give a name, or None for any")
+    for name in names:
+        if name not in KERNELS:
+            raise ValueError(
+                f"implementation must be one of {', '.join(map(repr, KERNELS))}, got {name!r}"
+            )
+    return names
+
+
 def choose(request: Request, implementation: str | Sequence[str] | None) -> Choice:
     """The first candidate that can do the whole request.
 
@@ -116,26 +139,13 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         ValueError: a name that does not exist.
         NotImplementedError: none of the named candidates can; the message says why not, for each.
     """
-    named = implementation is not None
-    names = _preferred(request) if implementation is None else implementation
-    if not isinstance(names, str | list | tuple):
-        raise TypeError(
-            f"implementation must be a name, a sequence of names or None, got {names!r}"
-        )
-    names = (names,) if isinstance(names, str) else tuple(names)
-    for name in names:
-        if name not in KERNELS:
-            raise ValueError(
-                f"implementation must be one of {', '.join(map(repr, KERNELS))}, got {name!r}"
-            )
+    names = _preferred(request) if implementation is None else check_names(implementation)
     reasons: dict[str, str] = {}
     for name in names:
         reason = KERNELS[name].why_not(request)
         if reason is None:
             return Choice(name, reasons)
         reasons[name] = reason
-    if named and not names:
-        raise ValueError("implementation is an empty sequence; give a name, or None for any")
     told = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
     raise NotImplementedError(f"no implementation can do this request: {told}")
 

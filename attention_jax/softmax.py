@@ -75,6 +75,7 @@ def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array,
     powers = jnp.where(visible, jnp.exp(jnp.where(visible, x - top, 0)), 0)
     total = jnp.sum(powers, axis=axis, keepdims=True)
     empty = total == 0
-    weights = powers / jnp.where(empty, 1, total)
+    # What a hidden weight would do to an output, however much, ends here going back.
+    weights = jnp.where(visible, powers / jnp.where(empty, 1, total), 0)
     lse = jnp.where(empty, NEG_INF, top + jnp.log(jnp.where(empty, 1, total)))
     return jnp.squeeze(lse, axis), weights

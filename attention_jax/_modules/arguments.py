@@ -11,7 +11,7 @@ from attention_jax._core.axes import AnyArray, BiasLike, MaskLike
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.term import Term
 from attention_jax.masks import Mask
-from attention_jax.plan import KERNELS
+from attention_jax.plan import check_names
 
 AnyMask = Mask | MaskLike | None
 AnyBias = Term | BiasLike | None
@@ -71,17 +71,8 @@ def check_implementation(given: Any) -> Any:
         TypeError: If it is none of these.
         ValueError: If there is no kernel of a name, or an empty sequence.
     """
-    if given is None:
-        return None
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, (tuple, list)):
-        raise TypeError(
-            f"implementation must be a name, a tuple of names or None, got {type(given).__name__}"
-        )
-    if not names:
-        raise ValueError("implementation is an empty sequence; give a name, or None for any")
-    for name in names:
-        check_choice("implementation", name, *KERNELS)
+    if given is not None:
+        check_names(given)
     return given
 
 

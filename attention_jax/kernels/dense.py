@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels import row
 from attention_jax.kernels.block import entropy_of, mask_logits, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
@@ -42,9 +42,6 @@ def _whole(request: Request) -> Result:
         def one(head: Problem) -> tuple[Array, Array, Array, Array]:
             logits = mask_logits(head, facts, raw_logits(head), partial=True)
             lse, weights = log_sum_exp(logits, None)
-            hidden = logits == NEG_INF
-            # What a hidden weight would do to the output, however much, ends here going back.
-            weights = jnp.where(hidden, 0, weights)
             out = weigh_values(head, facts, weights, logits)
             entropy = entropy_of(weights)
             first = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1, keepdims=True)

@@ -20,7 +20,8 @@ from attention_jax._core.mapping import head_axes, merge_axes
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
 from attention_jax.kernels.request import Request, Result
-from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED, kinds_of, verdict
+from attention_jax.kernels.visits import join_kinds
+from attention_jax.masks.block_map import FULL, PARTIAL, kinds_of, verdict
 from attention_jax.masks.mask import Lengths, Mask, View, spread
 from attention_jax.scores.score import Sum
 from attention_jax.softmax import Stats
@@ -164,13 +165,7 @@ def block_kinds(problem: Problem, facts: Static, block: tuple[int, int], *, loop
         return np.asarray(kinds).reshape(counts)
     if loop:
         return jnp.asarray(kinds)
-    axes = tuple(range(len(ones)))
-    joined = jnp.where(
-        jnp.min(kinds, axes) == FULL,
-        np.int8(FULL),
-        jnp.where(jnp.max(kinds, axes) == SKIPPED, np.int8(SKIPPED), np.int8(PARTIAL)),
-    )
-    return joined.reshape(*ones, *counts)
+    return join_kinds(kinds, tuple(range(len(ones)))).reshape(*ones, *counts)
 
 
 def whole_blocks(layout: Layout, block: tuple[int, int], *, may_hide: bool) -> np.ndarray:

@@ -16,24 +16,23 @@ from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 _PARTS = 8
 
 
-def _join_kinds(kinds: Array) -> Array:
-    """One kind of block for several, by the first axis."""
-    whole, none = jnp.min(kinds, 0) == FULL, jnp.max(kinds, 0) == SKIPPED
+def join_kinds(kinds: Any, axes: int | tuple[int, ...] = 0) -> Array:
+    """One kind of block for several, those along some axes."""
+    whole, none = jnp.min(kinds, axes) == FULL, jnp.max(kinds, axes) == SKIPPED
     return jnp.where(whole, np.int8(FULL), jnp.where(none, np.int8(SKIPPED), np.int8(PARTIAL)))
 
 
-one_kind = one_for_all(_join_kinds)
+one_kind = one_for_all(join_kinds)
 
 
-def in_parts(few: int, kinds: Array, *blocks: Array) -> tuple[Array, ...]:
+def in_parts(kinds: Array, *blocks: Array) -> tuple[Array, ...]:
     """Traced kinds `[n]` and what goes with them, the visited ones first, as `[parts, n / parts]`.
 
-    Up to `few` are one part. What fills up the last one is skipped.
+    What fills up the last part is skipped.
     """
     order = jnp.argsort(kinds == SKIPPED, stable=True)
-    parts = _PARTS if kinds.size > few else 1
-    pad = (0, -kinds.size % parts)
-    return tuple(jnp.pad(x[order], pad).reshape(parts, -1) for x in (kinds, *blocks))
+    pad = (0, -kinds.size % _PARTS)
+    return tuple(jnp.pad(x[order], pad).reshape(_PARTS, -1) for x in (kinds, *blocks))
 
 
 def in_columns(kinds: Any) -> list[tuple[Any, Any, Any]]:

@@ -68,19 +68,13 @@ def walk(
 
         body = jax.checkpoint(key_block, prevent_cse=False)
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
-        parts = in_parts(_FEW_COLUMNS, kinds, columns) if parted else (kinds[None], columns[None])
-        if parts[0].shape[0] == 1:
-            return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
-        def some(state: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
-            kinds, columns = part
-            xs = columns, kinds
-            left = _any_left(jnp.any(kinds != SKIPPED))
-            return jax.lax.cond(
-                left, lambda s: jax.lax.scan(body, s, xs)[0], lambda s: s, state
-            ), None
+        def run(state: Any, kinds: Array, columns: Array) -> Any:
+            return jax.lax.scan(body, state, (columns, kinds))[0]
 
-        return close(i, jax.lax.scan(jax.checkpoint(some, prevent_cse=False), state, parts)[0])
+        if not parted or kinds.size <= _FEW_COLUMNS:
+            return close(i, run(state, kinds, columns))
+        return close(i, _by_part(run, state, in_parts(kinds, columns)))
 
     parted = parted and not isinstance(kinds, np.ndarray)
     groups, blocks = in_columns(one_kind(kinds) if parted else kinds), []
@@ -155,21 +149,28 @@ def sweep(
         return sums
     every, flat = _present(kinds), one_kind(kinds).ravel()
     i, j = (x.ravel().astype(np.int32) for x in np.indices(kinds.shape))
-    parts = in_parts(_FEW_PAIRS, flat, jnp.asarray(i), jnp.asarray(j))
-    if parts[0].shape[0] == 1:
-        return loop(sums, every, i, j, flat)
 
-    def some(sums: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
-        kind, i, j = part
-        left = _any_left(jnp.any(kind != SKIPPED))
-        return jax.lax.cond(left, lambda x: loop(x, every, i, j, kind), lambda x: x, sums), None
+    def run(sums: Any, kind: Any, i: Any, j: Any) -> Any:
+        return loop(sums, every, i, j, kind)
 
-    return jax.lax.scan(jax.checkpoint(some, prevent_cse=False), sums, parts)[0]
+    if flat.size <= _FEW_PAIRS:
+        return run(sums, flat, i, j)
+    return _by_part(run, sums, in_parts(flat, jnp.asarray(i), jnp.asarray(j)))
 
 
 # Up to so many key blocks of a row, or pairs of blocks, traced kinds are one loop.
 _FEW_COLUMNS, _FEW_PAIRS = 8, 64
 _any_left = one_for_all(lambda left: jnp.any(left, 0))
+
+
+def _by_part(run: Callable[..., Any], state: Any, parts: tuple[Array, ...]) -> Any:
+    """`run(state, kinds, ...)` of every part, as `in_parts` makes them, that has a visit in it."""
+
+    def some(state: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
+        left = _any_left(jnp.any(part[0] != SKIPPED))
+        return jax.lax.cond(left, lambda s: run(s, *part), lambda s: s, state), None
+
+    return jax.lax.scan(jax.checkpoint(some, prevent_cse=False), state, parts)[0]
 
 
 def _by_kind(

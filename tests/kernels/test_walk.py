@@ -37,7 +37,7 @@ def test_parts_take_every_pair_once_and_those_to_visit_first():
     ids = np.sort(np.random.default_rng(0).integers(0, 5, (1, 300)))
     kinds = np.asarray(aj.masks.segments(ids).block_map(300, 300, 16).kinds).reshape(19, 19)
     i, j = (jnp.asarray(x.ravel()) for x in np.indices(kinds.shape))
-    kind, i, j = (np.asarray(x).ravel() for x in in_parts(64, jnp.asarray(kinds.ravel()), i, j))
+    kind, i, j = (np.asarray(x).ravel() for x in in_parts(jnp.asarray(kinds.ravel()), i, j))
     visited = (kinds != SKIPPED).sum()
     assert (kind[:visited] != SKIPPED).all()
     assert not kind[visited:].any()
