@@ -59,9 +59,13 @@ def attention_divergence(
     Neither map is built, forward or backward: memory is O(T + S). Teacher and student share batch
     and lengths; scores, masks, depths and heads may differ.
 
-    A term is 0 where the weight in front is 0, so a row that is empty in both is 0; it is +inf,
-    not NaN, where the weight in front is positive and the one behind is 0. Gradients are finite
-    throughout.
+    A term is 0 where the weight in front is 0. A row that sees nothing, on either side, has no
+    weights to compare: it is 0, and gives no gradient. Probabilities too small for their dtype
+    count as they are. That leaves one way for a row to be infinite: it sees keys, and none of
+    its weight may go where the other's does, since one mask hides what the other shows. There
+    kl and cross_entropy (the student's mask hides what the teacher sees) and reverse_kl (the
+    other way round) are +inf, never NaN, and js is at most ln 2. Gradients are finite throughout,
+    for infinite rows too.
 
     Args:
         teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, M heads.
@@ -220,8 +224,8 @@ def divergence(
         kind: "kl", "reverse_kl", "js" or "cross_entropy".
 
     Returns:
-        `[...]`, float32 at least: 0 terms where the weight in front is 0, with gradient 0; +inf
-        where only the weight behind is.
+        `[...]`, float32 at least: terms are 0 where the weight in front is 0, with gradient 0, and
+        +inf where only the weight behind is. A row of zeros, on either side, compares to 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -240,4 +244,5 @@ def divergence(
     dtype = stats_dtype(teacher.dtype, student.dtype)
     p, q = (widen(x).astype(dtype) for x in (teacher, student))
     log_p, log_q = log_of(jax.lax.stop_gradient(p)), log_of(q)
-    return jnp.sum(terms(kind, log_p, log_q).value, axis=-1)
+    rows = jnp.sum(terms(kind, log_p, log_q).value, axis=-1)
+    return jnp.where((p == 0).all(-1) | (q == 0).all(-1), 0, rows)

@@ -65,7 +65,10 @@ class Spec(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The normaliser of rows, `top + log_total`; the sum would lose the second under a low bias."""
+    """The normaliser of rows, `top + log_total`; the sum would lose the second under a low bias.
+
+    Once closed, +inf stands for the `log_total` of a row that sees nothing.
+    """
 
     top: Array
     log_total: Array
@@ -93,7 +96,8 @@ def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _divergence(spec: Spec, floats: list[Any], others: list[Any]) -> Array:
     pairs, kinds = spec.pairs(floats, others)
-    return _sums(pairs, kinds, spec.facts, _normals(pairs, kinds, spec.facts)).value
+    normals = _normals(pairs, kinds, spec.facts)
+    return _of_full(pairs, normals, _sums(pairs, kinds, spec.facts, normals).value)
 
 
 @functools.partial(_divergence.defjvp, symbolic_zeros=True)
@@ -145,7 +149,15 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
     if d_pairs.share is not None:
         d_share = d_pairs.share.astype(change.dtype)
         change = change + jnp.sum(sums.by_share * d_share[None], axis=-1)
-    return sums.value, change
+    return _of_full(pairs, normals, sums.value), _of_full(pairs, normals, change)
+
+
+def _of_full(pairs: Pairs, normals: tuple[Normal, Normal], rows: Array) -> Array:
+    """The rows `[T]`, 0 for those that see nothing on either side: there is nothing to compare."""
+    student, teacher = (x.log_total == jnp.inf for x in normals)
+    if pairs.share is not None:
+        teacher = teacher | (pairs.share == 0)[None]
+    return jnp.where(student | teacher.all(-1), 0, rows)
 
 
 def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
@@ -264,10 +276,9 @@ def _absorb(state: Normal, logits: Array) -> Normal:
 
 
 def _close(state: Normal) -> Normal:
-    return Normal(
-        jnp.where(state.top == NEG_INF, 0, state.top),
-        jnp.log(jnp.where(state.log_total == 0, 1, state.log_total)),
-    )
+    empty = state.top == NEG_INF
+    log_total = jnp.log(jnp.where(empty, 1, state.log_total))
+    return Normal(jnp.where(empty, 0, state.top), jnp.where(empty, jnp.inf, log_total))
 
 
 def _log_weights(logits: Array, normal: Normal, dtype: Any) -> Array:
