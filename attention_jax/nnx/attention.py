@@ -1,5 +1,7 @@
 """Multi-head attention with any score, any mask and the engine's memory, under Flax's names."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,6 +29,9 @@ from attention_jax.nnx.projection import ProjectedAttention
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import AnyScore, ScoreParameters
 from attention_jax.softmax import Stats
+
+Metadata = Mapping[str, Any]
+_NONE: Metadata = MappingProxyType({})
 
 
 class MultiHeadAttention(ProjectedAttention):
@@ -76,6 +81,13 @@ class MultiHeadAttention(ProjectedAttention):
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
         rngs: Streams for the parameters and, with a rate, "dropout".
+        keep_rngs: Whether the layer keeps a dropout stream; without one training calls give `rngs`.
+        kernel_metadata: What every kernel's variable carries besides, such as an `out_sharding`.
+        out_kernel_metadata: That of the output kernel; empty is `kernel_metadata`.
+        bias_metadata: That of the biases.
+        out_bias_metadata: That of the output bias; empty is `bias_metadata`.
+        query_ln_scale_metadata: That of the scale that normalises queries.
+        key_ln_scale_metadata: That of the scale that normalises keys.
 
     Raises:
         ValueError: If a width is no multiple of the heads, or N of K, a rate lies outside [0, 1),
@@ -130,6 +142,13 @@ class MultiHeadAttention(ProjectedAttention):
         implementation: str | tuple[str, ...] | None = None,
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+        kernel_metadata: Metadata = _NONE,
+        out_kernel_metadata: Metadata = _NONE,
+        bias_metadata: Metadata = _NONE,
+        out_bias_metadata: Metadata = _NONE,
+        query_ln_scale_metadata: Metadata = _NONE,
+        key_ln_scale_metadata: Metadata = _NONE,
     ) -> None:
         check_rngs(type(self).__name__, rngs)
         self.num_heads = num_heads
@@ -164,6 +183,7 @@ class MultiHeadAttention(ProjectedAttention):
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
         options = {"use_bias": use_bias, "precision": precision, "rngs": rngs, **dtypes}
         inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        inits |= {"kernel_metadata": kernel_metadata, "bias_metadata": bias_metadata}
         heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
         value_heads = (self.num_kv_heads, self.value_dim)
         # Order matters: from the same seed Flax draws the same numbers.
@@ -173,14 +193,19 @@ class MultiHeadAttention(ProjectedAttention):
         self.query_ln: LayerNorm | None = nnx.data(None)
         self.key_ln: LayerNorm | None = nnx.data(None)
         if normalize_qk:
-            self.query_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
-            self.key_ln = LayerNorm(self.head_dim, use_bias=False, rngs=rngs, **dtypes)
+            norms = {"use_bias": False, "rngs": rngs, **dtypes}
+            self.query_ln = LayerNorm(
+                self.head_dim, scale_metadata=query_ln_scale_metadata, **norms
+            )
+            self.key_ln = LayerNorm(self.head_dim, scale_metadata=key_ln_scale_metadata, **norms)
         self.out = nnx.LinearGeneral(
             (num_heads, self.value_dim),
             self.out_features,
             axis=(-2, -1),
             kernel_init=kernel_init if out_kernel_init is None else out_kernel_init,
             bias_init=bias_init if out_bias_init is None else out_bias_init,
+            kernel_metadata=out_kernel_metadata or kernel_metadata,
+            bias_metadata=out_bias_metadata or bias_metadata,
             **options,
         )
         self._settle(
@@ -192,6 +217,7 @@ class MultiHeadAttention(ProjectedAttention):
             implementation=implementation,
             block_size=block_size,
             rngs=rngs,
+            keep_rngs=keep_rngs,
         )
         sizes = Sizes(num_heads, self.head_dim, self.head_dim, param_dtype, kernel_init)
         self.score = ScoreParameters(score, sizes, dtype=dtype, rngs=rngs)
@@ -234,7 +260,8 @@ class MultiHeadAttention(ProjectedAttention):
             rngs: Where the dropout key comes from; wins over the layer's own stream.
             sow_weights: Whether to sow the weights, before dropout, as the intermediate
                 "attention_weights"; that takes O(T·S) memory. As in Flax a decoding step's are over
-                the cache's slots, 0 for those not written yet.
+                the cache's slots, 0 for those not written yet. Outside `flax.nnx.capture` they take
+                the place of the method of that name until `flax.nnx.pop` takes them out.
 
         Returns:
             `[*B, T, out_features]`.
@@ -257,7 +284,7 @@ class MultiHeadAttention(ProjectedAttention):
         mask = combine(masks.causal() if is_causal else None, mask)
         if sow_weights:
             weights = self._weights(*arrays[:2], mask=mask, bias=bias, **where)
-            self.sow(nnx.Intermediate, "attention_weights", weights)
+            self._sow(weights)
         return self._project_out(self._run(*arrays, mask=mask, bias=bias, **where, **flags).out)
 
     def with_stats(

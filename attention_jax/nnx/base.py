@@ -44,6 +44,7 @@ class AttentionLayer(nnx.Module):
         implementation: str | tuple[str, ...] | None,
         block_size: int | tuple[int, int] | None,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
     ) -> None:
         self.dropout_rate = check_rate("dropout_rate", dropout_rate)
         self.broadcast_dropout = broadcast_dropout
@@ -51,7 +52,7 @@ class AttentionLayer(nnx.Module):
         self.precision = precision
         self.implementation = check_implementation(implementation)
         self.block_size = block_size
-        self.rngs = nnx.data(fork_stream(rngs, dropout_rate))
+        self.rngs = nnx.data(fork_stream(rngs, dropout_rate) if keep_rngs else None)
         self.mask = nnx.data(as_mask(mask))
 
     def set_view(self, deterministic: bool | None = None) -> None:
@@ -146,6 +147,14 @@ class AttentionLayer(nnx.Module):
             precision=self.precision,
             **positions,
         )
+
+    def _sow(self, weights: Array) -> None:
+        """Sows the weights under Flax's name for them, which here is that of a method."""
+        name = "attention_weights"
+        if hasattr(self, "__captures__") or name in vars(self):
+            self.sow(nnx.Intermediate, name, weights)
+        else:  # what Flax's own sow does, which takes the method for something sown before
+            setattr(self, name, nnx.Intermediate((weights,)))
 
     def _seen(self, mask: AnyMask, count: Array | None) -> tuple[Score, Mask | None]:
         """The score, and the layer's own mask with the call's; by position over a cache."""

@@ -142,8 +142,7 @@ class CachedAttention(AttentionLayer):
             "count": seen.lengths,
         }
         if sow_weights:
-            weights = self._weights(query, seen.key, **told)
-            self.sow(nnx.Intermediate, "attention_weights", weights)
+            self._sow(self._weights(query, seen.key, **told))
         result = self._run(query, seen.key, seen.value, **told, **flags)
         return self._leave(result.out, after), after
 

@@ -211,6 +211,18 @@ def test_sown_weights():
     np.testing.assert_array_equal(slots[..., T:], 0)
 
 
+def test_weights_sown_into_the_layer_itself():
+    layer = _layer()
+    expected = layer.attention_weights(X)
+    layer(X, sow_weights=True)
+    with pytest.warns(DeprecationWarning, match="capture"):  # Flax's own, about its older way
+        layer(X, sow_weights=True)
+    sown = nnx.pop(layer, nnx.Intermediate)["attention_weights"]
+    assert len(sown) == 2
+    np.testing.assert_array_equal(sown[1], expected)
+    np.testing.assert_array_equal(layer.attention_weights(X), expected)
+
+
 def _kept():
     layer = _layer(decode=True)
     layer.init_cache(X.shape)

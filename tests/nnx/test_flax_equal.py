@@ -44,6 +44,9 @@ CONFIGURATIONS = {
     ),
 }
 
+METADATA = [f"{kind}_metadata" for kind in ("kernel", "out_kernel", "bias", "out_bias")]
+METADATA += ["query_ln_scale_metadata", "key_ln_scale_metadata"]
+
 
 def _pair(**options):
     """Flax's layer and ours, with different parameters."""
@@ -146,3 +149,31 @@ def test_argument_names_and_their_order_are_flax_s():
     assert set(ours) - set(theirs) == added
     call = inspect.signature(MultiHeadAttention.__call__).parameters
     assert {"inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs"} < set(call)
+
+
+def test_a_layer_may_keep_no_stream():
+    options = {"dropout_rate": 0.5, "deterministic": False}
+    layer = MultiHeadAttention(2, 4, keep_rngs=False, rngs=nnx.Rngs(0), **options)
+    assert layer.rngs is None
+    nnx.split(layer, nnx.Param)
+    x = jnp.ones((3, 4))
+    with pytest.raises(ValueError, match="rngs"):
+        layer(x)
+    streams = nnx.Rngs(dropout=1)
+    assert not np.array_equal(layer(x, rngs=streams), layer(x, rngs=streams))
+
+
+def test_variables_carry_metadata():
+    tags = {name: {"told": name} for name in METADATA}
+    layer = MultiHeadAttention(2, 4, normalize_qk=True, rngs=nnx.Rngs(0), **tags)
+    found = {
+        "kernel_metadata": layer.value.kernel,
+        "out_kernel_metadata": layer.out.kernel,
+        "bias_metadata": layer.query.bias,
+        "out_bias_metadata": layer.out.bias,
+        "query_ln_scale_metadata": layer.query_ln.scale,
+        "key_ln_scale_metadata": layer.key_ln.scale,
+    }
+    assert {name: variable.told for name, variable in found.items()} == {n: n for n in METADATA}
+    layer = MultiHeadAttention(2, 4, kernel_metadata={"told": 1}, rngs=nnx.Rngs(0))
+    assert layer.out.kernel.told == 1
