@@ -12,7 +12,7 @@ from attention_jax import masks, scores
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
 from attention_jax._modules.arguments import AnyMask, as_mask
-from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
+from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes, drawn
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
 
@@ -32,7 +32,7 @@ class GraphScore(ScoreRecipe):
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
         """`v [N, A]`, of fan-in A."""
         shape = (sizes.query_depth, sizes.num_heads)
-        return {"v": lambda key: sizes.kernel_init(key, shape, sizes.param_dtype).T}
+        return {"v": lambda key: drawn(sizes.kernel_init, key, shape, sizes.param_dtype).T}
 
     def build(self, values: Mapping[str, Array]) -> Score:
         """`scores.additive` between two identities."""

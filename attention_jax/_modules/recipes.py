@@ -110,12 +110,23 @@ def positive_inverse(scale: AnyArray) -> Array:
 _FLOOR = 1e-4
 
 
+def drawn(init: Initializer, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """What an initialiser draws, without what Flax's partitioning wraps around it.
+
+    A partition names the axes of a projection's kernel, and other parameters have other axes.
+    """
+    value: Any = init(key, shape, dtype)
+    for wrapped in ("raw_value", "value"):  # NNX's metadata, Linen's box
+        value = getattr(value, wrapped, value)
+    return value
+
+
 def _kernels(sizes: Sizes, heads: int | None, inputs: int, outputs: int) -> Draw:
     """Draws `[inputs, outputs]`, or `[N, inputs, outputs]`, every head with the same fan-in."""
 
     def draw(key: Array) -> Array:
         columns = outputs if heads is None else heads * outputs
-        flat = sizes.kernel_init(key, (inputs, columns), sizes.param_dtype)
+        flat = drawn(sizes.kernel_init, key, (inputs, columns), sizes.param_dtype)
         if heads is None:
             return flat
         return jnp.moveaxis(flat.reshape(inputs, heads, outputs), 1, 0)

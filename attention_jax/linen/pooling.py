@@ -20,7 +20,7 @@ from attention_jax._modules.arguments import (
     token_mask,
 )
 from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import BIAS_INIT, Initializer
+from attention_jax._modules.recipes import BIAS_INIT, Initializer, drawn
 from attention_jax._modules.shield import shielded
 from attention_jax.linen.base import AttentionLayer
 from attention_jax.scores import Score, dot, scaled_dot
@@ -101,7 +101,7 @@ class AttentionPooling(AttentionLayer):
         # A column of fan-in A for each query.
         shape = (self.hidden_features, self.num_queries)
         self.queries = self.param(
-            "queries", lambda key: self.kernel_init(key, shape, self.param_dtype).T
+            "queries", lambda key: drawn(self.kernel_init, key, shape, self.param_dtype).T
         )
 
     def __call__(

@@ -6,6 +6,7 @@ Each is `MultiHeadAttention` with another way from queries, keys and values to t
 family has no place for (a score, a bias, dropout of weights, a cache) is refused.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import precision_of_products
 from attention_jax._modules.arguments import AnyBias, AnyMask, QueryInputs, combine
-from attention_jax._modules.recipes import Initializer
+from attention_jax._modules.recipes import Initializer, drawn
 from attention_jax._modules.shield import shielded
 from attention_jax.kernels.request import Result
 from attention_jax.linen.attention import MultiHeadAttention
@@ -178,15 +179,12 @@ class LowRankAttention(FamilyAttention, kw_only=True):
     def setup(self) -> None:
         """The parts, and the projections along the sequence."""
         super().setup()
-        shape = (self.rank, self.length)
-        self.key_projection = self.param(
-            "key_projection", self.kernel_init, shape, self.param_dtype
-        )
+        draw = functools.partial(drawn, self.kernel_init)
+        drawing = (draw, (self.rank, self.length), self.param_dtype)
+        self.key_projection = self.param("key_projection", *drawing)
         self.value_projection = self.key_projection
         if not self.share_projections:
-            self.value_projection = self.param(
-                "value_projection", self.kernel_init, shape, self.param_dtype
-            )
+            self.value_projection = self.param("value_projection", *drawing)
 
     @nn.nowrap
     def _attend(self, query: Array, key: Array, value: Array, mask: Mask | None) -> Array:
@@ -274,7 +272,7 @@ class _Kernel(nn.Module):
     def __call__(self, stride: int, size: int) -> Array:
         def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
             flat = (stride * size, size)  # with the fan of a matrix
-            return self.kernel_init(key, flat, dtype).reshape(shape)
+            return drawn(self.kernel_init, key, flat, dtype).reshape(shape)
 
         return self.param("kernel", draw, (stride, size, size), self.param_dtype)
 

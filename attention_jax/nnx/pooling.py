@@ -20,7 +20,13 @@ from attention_jax._modules.arguments import (
     token_mask,
 )
 from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
+from attention_jax._modules.recipes import (
+    BIAS_INIT,
+    KERNEL_INIT,
+    Initializer,
+    Sizes,
+    drawn,
+)
 from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
@@ -114,8 +120,8 @@ class AttentionPooling(AttentionLayer):
         if score == "gated":
             self.gate = nnx.Linear(in_features, hidden_features, **options)
         # A column of fan-in A for each query.
-        drawn = kernel_init(rngs.params(), (hidden_features, num_queries), param_dtype)
-        self.queries = nnx.Param(drawn.T)
+        shape = (hidden_features, num_queries)
+        self.queries = nnx.Param(drawn(kernel_init, rngs.params(), shape, param_dtype).T)
         self._settle(
             mask=mask,
             dropout_rate=dropout_rate,

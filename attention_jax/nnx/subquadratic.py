@@ -18,7 +18,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import precision_of_products
 from attention_jax._modules.arguments import AnyBias, AnyMask, QueryInputs, combine
-from attention_jax._modules.recipes import KERNEL_INIT
+from attention_jax._modules.recipes import KERNEL_INIT, drawn
 from attention_jax._modules.shield import shielded
 from attention_jax.kernels.request import Result
 from attention_jax.masks.mask import Mask
@@ -197,10 +197,11 @@ class LowRankAttention(FamilyAttention):
         self.length = check_count("length", length, 1)
         shape = (check_count("rank", rank, 1), self.length)
         init = options.get("kernel_init", KERNEL_INIT)
-        self.key_projection = nnx.Param(init(rngs.params(), shape, self.param_dtype))
+        drawing = (shape, self.param_dtype)
+        self.key_projection = nnx.Param(drawn(init, rngs.params(), *drawing))
         self.value_projection: nnx.Param | None = nnx.data(None)
         if not share_projections:
-            self.value_projection = nnx.Param(init(rngs.params(), shape, self.param_dtype))
+            self.value_projection = nnx.Param(drawn(init, rngs.params(), *drawing))
 
     def _attend(self, query: Array, key: Array, value: Array, mask: Mask | None) -> Array:
         S = key.shape[-3]
@@ -283,8 +284,8 @@ class MemoryCompressedAttention(FamilyAttention):
             init = options.get("kernel_init", KERNEL_INIT)
 
             def kernel(size: int) -> nnx.Param:
-                drawn = init(rngs.params(), (stride * size, size), self.param_dtype)
-                return nnx.Param(drawn.reshape(stride, size, size))
+                flat = drawn(init, rngs.params(), (stride * size, size), self.param_dtype)
+                return nnx.Param(flat.reshape(stride, size, size))
 
             self.key_kernel, self.value_kernel = kernel(self.head_dim), kernel(self.value_dim)
 

@@ -88,6 +88,8 @@ def test_partitioned_parameters_are_boxed_alike():
     ours = init(MultiHeadAttention(**options), X)
     assert ours["params"]["query"]["kernel"].names == (None, "model", None)
     chex.assert_trees_all_equal(ours, theirs)
+    scored = init(MultiHeadAttention(**options, score="additive"), X)["params"]["score"]
+    assert not any(isinstance(x, nn.Partitioned) for x in scored.values())  # it has other axes
 
 
 def test_names_of_arguments_and_of_the_call_are_flax_s():

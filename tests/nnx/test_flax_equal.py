@@ -177,3 +177,7 @@ def test_variables_carry_metadata():
     assert {name: variable.told for name, variable in found.items()} == {n: n for n in METADATA}
     layer = MultiHeadAttention(2, 4, kernel_metadata={"told": 1}, rngs=nnx.Rngs(0))
     assert layer.out.kernel.told == 1
+    told = nnx.with_metadata(nnx.initializers.lecun_normal(), told=1)
+    layer = MultiHeadAttention(2, 4, kernel_init=told, score="additive", rngs=nnx.Rngs(0))
+    assert layer.key.kernel.told == 1  # of a projection; a score has other axes
+    assert layer(jnp.ones((3, 4))).shape == (3, 4)
