@@ -28,7 +28,7 @@ from attention_jax._modules.arguments import (
     check_implementation,
     combine,
 )
-from attention_jax._modules.caches import by_position
+from attention_jax._modules.caches import by_position, counted
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
@@ -85,9 +85,12 @@ class AttentionFn:
             check_pairs("mask", given, layout)
         position = _step_position(given, layout)
         causal = masks.causal() if call.is_causal else None
-        settled = self.mask if position is None else by_position(self.mask)
+        score, settled = self.score, self.mask
+        if position is not None:
+            settled = by_position(settled)
+            score = None if score is None else counted(score, position[..., 0] + 1)
         told = {
-            "score": self.score,
+            "score": score,
             "mask": combine(settled, causal, given),
             "bias": _total(self.bias, call.bias),
             "query_positions": position,
@@ -206,7 +209,8 @@ def _step_position(mask: Any, layout: Layout) -> Array | None:
     """Where the query of a cached decode's step stands: at the last key that the mask shows.
 
     Flax tells a step from other calls by nothing but one query, many keys and the mask that hides
-    the unwritten ones; yet what goes by position must know. None leaves positions as they are.
+    the unwritten ones; yet what goes by position must know, and what counts keys counts those up to
+    there. None leaves positions as they are.
     """
     if mask is None or isinstance(mask, Mask) or layout.T != 1 or layout.S < 2:
         return None

@@ -268,8 +268,7 @@ def log_length(
         causal: Whether n is the number of keys at or before a query, p + 1, which is the same in a
             full pass and over a cache. Otherwise n is the number of keys S; over a cache that is
             the number of tokens so far, however long the cache, so that a prompt gives what it
-            gives alone and a step the last row of a full pass over the tokens so far. Inside
-            Flax's own modules a cache's length is all that is known: there take `causal`.
+            gives alone and a step the last row of a full pass over the tokens so far.
 
     Returns:
         A recipe; with `learn` it has the parameter `raw_s [N]`.

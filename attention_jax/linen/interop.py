@@ -117,8 +117,8 @@ def attention_fn(
 
     In a step of Flax's cached decode (one query, and the mask that hides the unwritten keys) the
     query stands at the last key that this mask shows: masks and biases go by that, and
-    `causal(align="end")` is `causal()`. A score that goes by the number of keys, `log_length`, sees
-    all that the cache has room for; its recipe with `causal=True` goes by the position.
+    `causal(align="end")` is `causal()`, and `log_length` counts the keys up to there: the step
+    gives the last row of a full pass over the tokens so far.
 
     Args:
         score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is
