@@ -29,7 +29,7 @@ from attention_jax._core.checks import (
     check_precision,
     check_rate,
 )
-from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.numerics import zeros
 from attention_jax._core.observe import observer
 from attention_jax._core.term import ArrayBias, Term
 from attention_jax.kernels import dense
@@ -212,7 +212,7 @@ def attention_weights(
     )
     layout = request.layout
     shape = (*layout.batch, layout.N, layout.T, layout.S)
-    return jnp.zeros(shape, query.dtype) if 0 in shape else _weights(request)
+    return zeros(shape, query.dtype) if 0 in shape else _weights(request)
 
 
 def explain(
@@ -355,11 +355,11 @@ def _execute(request: Request, implementation: Implementation) -> Result:
 def _nothing(request: Request) -> Result:
     """The result where there is no pair at all: every row is empty."""
     layout = request.layout
-    out = jnp.zeros((*layout.batch, layout.T, layout.N, layout.V), request.query.dtype)
+    out = zeros((*layout.batch, layout.T, layout.N, layout.V), request.query.dtype)
     if not request.statistics:
         return Result(out, None)
-    zeros = jnp.zeros((*layout.batch, layout.N, layout.T), stats_dtype(request.query.dtype))
-    return Result(out, Stats(zeros - jnp.inf, zeros, zeros - jnp.inf))
+    entropy = zeros((*layout.batch, layout.N, layout.T), request.accumulator)
+    return Result(out, Stats(entropy - jnp.inf, entropy, entropy - jnp.inf))
 
 
 @functools.partial(jax.jit, static_argnames=("name",))

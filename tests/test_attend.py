@@ -173,6 +173,58 @@ def test_a_huge_number_behind_a_mask_has_no_gradient(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_a_huge_finite_key_that_is_hidden_changes_no_bit_whatever_the_score(implementation):
+    options = {} if implementation == "dense" else {"block_size": (3, 4)}
+    visible = np.arange(KEY.shape[1]) != 2
+    bias = np.where(np.arange(KEY.shape[1]) == 4, -np.inf, 0).astype(np.float32)
+    huge = KEY.copy()
+    huge[:, [2, 4]] = np.finfo(np.float32).max
+    huge[:, 2, :, ::2] *= -1  # a projection of it is inf - inf
+    w_query, w_key, v = normal(8, 3), normal(4, 8, 3), normal(3)
+    score = aj.scores.additive(w_query, w_key, v) + aj.scores.custom(
+        lambda q, k, t, s: (q * q) @ (k * k).T
+    )
+
+    @jax.jit
+    @jax.value_and_grad
+    def run(inputs):
+        query, key, value, score = inputs
+        return aj.attend(
+            query, key, value, score=score, mask=visible, bias=bias,
+            implementation=implementation, **options,
+        ).sum()  # fmt: skip
+
+    got, expected = (run((QUERY, key, VALUE, score)) for key in (huge, KEY))
+    for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_statistics_have_one_dtype_whatever_computes_them():
+    kinds = (np.float32, np.float64)
+    with jax.enable_x64(True):
+        for which in range(3):
+            for queries in (1, 5):
+                inputs = [QUERY[:, :queries], KEY, VALUE]
+                inputs[which] = inputs[which].astype(np.float64)
+                for implementation in ("dense", "blockwise", "flash"):
+                    out, stats = jax.eval_shape(
+                        lambda *x, name=implementation: aj.attend_with_stats(
+                            *x, implementation=name
+                        ),
+                        *inputs,
+                    )
+                    assert {x.dtype for x in stats} == {np.dtype(np.float64)}
+                    assert out.dtype == kinds[which == 0]
+        assert aj.attend_with_stats(QUERY, KEY[:, :0], VALUE[:, :0].astype(float))[1].lse.dtype == (
+            np.float64
+        )
+    # NumPy's float64 is float32 where 64 bits are off, also where there is nothing to compute.
+    inputs = [x.astype(float) for x in (QUERY, KEY[:, :0], VALUE[:, :0])]
+    out, stats = aj.attend_with_stats(*inputs)
+    assert out.dtype == stats.lse.dtype == aj.attention_weights(*inputs[:2]).dtype == np.float32
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
 def test_entropy_does_not_depend_on_how_low_a_row_is(implementation):
     options = {} if implementation == "dense" else {"block_size": 3}
 

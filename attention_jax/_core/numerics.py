@@ -9,15 +9,23 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import AnyArray, Array
+from attention_jax._core.axes import AnyArray, Array, Shape
 
 NEG_INF = float("-inf")
 
 
 def promote(*dtypes: Any) -> np.dtype:
-    """The common dtype by JAX's lattice, also where implicit promotion is switched off."""
+    """The common dtype by JAX's lattice, also where implicit promotion is switched off.
+
+    NumPy's float64 counts as float32 unless 64 bits are on, without a warning.
+    """
     with jax.numpy_dtype_promotion("standard"):
-        return np.dtype(jnp.result_type(*dtypes))
+        return np.dtype(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes)))
+
+
+def zeros(shape: Shape, dtype: Any) -> Array:
+    """`jnp.zeros` of the dtype that JAX gives an array of this one."""
+    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def stats_dtype(*dtypes: Any) -> np.dtype:
@@ -54,6 +62,9 @@ def matmul(x: AnyArray, y: AnyArray) -> Array:
 def safe_normalize(x: AnyArray) -> Array:
     """`x / |x|` along the last axis, 0 with gradient 0 where x is 0."""
     x = widen(x)
+    # Squares of a row's numbers stay in range when its largest is 1; the direction is the same.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0))
+    x = x / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(x * x, axis=-1, keepdims=True)
     positive = square > 0
     return jnp.where(positive, x * jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)

@@ -58,9 +58,37 @@ class Term(Record):
         return False
 
     @property
+    def may_overflow(self) -> bool:
+        """Whether finite data can have a derivative that is not finite.
+
+        A hidden pair's cotangent is 0, which such a derivative would turn into NaN: rows and
+        columns that are hidden throughout are replaced before the term sees them.
+        """
+        return True
+
+    @property
     def block_hint(self) -> tuple[int, int] | None:
         """The (query, key) block size that suits the term on a CPU, None where any does."""
         return None
+
+
+def without_hidden(sides: Sides, seen: Array) -> Sides:
+    """A block's data `[Tb, ...]` and `[Sb, ...]`, ones in rows and columns with nothing to see.
+
+    `seen` is bool, `[#Tb, #Sb]`; pair data stays as it is.
+    """
+
+    def keep(x: Any, axis: int) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        some = jnp.any(seen, axis=axis).reshape(-1, *(1,) * (x.ndim - 1))
+        return jnp.where(some, x, jnp.ones((), x.dtype))
+
+    return Sides(
+        jax.tree.map(lambda x: keep(x, 1), sides.query),
+        jax.tree.map(lambda x: keep(x, 0), sides.key),
+        sides.pair,
+    )
 
 
 def head_axis(parameter: Any, rank: int) -> Any:
@@ -130,6 +158,11 @@ class ArrayBias(Term):
     def may_hide(self) -> bool:
         """An entry of -inf hides its pair."""
         return True
+
+    @property
+    def may_overflow(self) -> bool:
+        """Its derivative is 1."""
+        return False
 
 
 def check_pairs(name: str, array: AnyArray, layout: Layout) -> None:

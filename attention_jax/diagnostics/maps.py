@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
-from attention_jax.kernels.block import cut, mask_logits, raw_logits
+from attention_jax.kernels.block import block_logits, cut
 from attention_jax.kernels.heads import join_head_axes, over_heads
 from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
@@ -69,7 +69,7 @@ def _products(
         block, (top, log_total, count) = fetched
 
         def logits_of(head: Problem) -> Array:
-            return mask_logits(head, facts, raw_logits(head), partial=partial)
+            return block_logits(head, facts, partial=partial)
 
         logits = jax.vmap(logits_of)(block).astype(state.dtype)
         weights = jnp.exp((logits - top[..., None]) - log_total[..., None])

@@ -14,7 +14,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
-from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.block import block_logits, cut, weigh_values
 from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
@@ -125,7 +125,7 @@ def _columns(layout: Any, real: tuple[Any, ...]) -> Array:
 def _one_head(
     head: Problem, facts: Static, order: Order, block: tuple[int, int], kinds: Any
 ) -> tuple[Array, Rows]:
-    dtype, layout = accumulator(head), facts.layout
+    dtype, layout = facts.accumulator, facts.layout
     width = head.sides.key["columns"].shape[-1]
 
     def begin(i: Array) -> Sums:
@@ -146,7 +146,7 @@ def _one_head(
 def _update(
     state: Sums, block: Problem, facts: Static, order: Order, *, first: Any, partial: bool
 ) -> Sums:
-    logits = mask_logits(block, facts, raw_logits(block), partial=partial).astype(state.top.dtype)
+    logits = block_logits(block, facts, partial=partial)
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shift = jnp.where(top == NEG_INF, 0, top)
     shrink = jnp.exp(state.top - shift)

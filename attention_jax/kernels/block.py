@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, matmul, stats_dtype
-from attention_jax._core.term import Sides
+from attention_jax._core.term import Sides, without_hidden
 from attention_jax.dropout import keep
 from attention_jax.kernels.problem import Problem, Static, part
 from attention_jax.kernels.walk import block_start
@@ -42,12 +42,43 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
     return problem._replace(sides=Sides(query, key, pair))
 
 
-def raw_logits(block: Problem) -> Array:
-    """Score plus bias of one block `[Tb, Sb]`, before any masking."""
-    positions = part(block.sides, "position")
+def raw_logits(block: Problem, seen: Array | None = None) -> Array:
+    """Score plus bias of one block `[Tb, Sb]`, before any masking.
+
+    Rows and columns in which nothing is `seen`, as `may_look_at` has it, are ones to the term.
+    """
+    positions, data = part(block.sides, "position"), part(block.sides, "term")
+    if seen is not None:
+        data = without_hidden(data, seen)
     # On the dense path positions may still be NumPy's; a score is promised JAX arrays.
     query_positions, key_positions = jnp.asarray(positions.query), jnp.asarray(positions.key)
-    return block.term.block(part(block.sides, "term"), query_positions, key_positions)
+    return block.term.block(data, query_positions, key_positions)
+
+
+def visible_pairs(block: Problem) -> Array | None:
+    """Which pairs the mask and the ends of the plane leave visible, `[#Tb, #Sb]`; None is all."""
+    visible = None
+    for own, axis in ((block.sides.query.get("own"), 1), (block.sides.key.get("own"), 0)):
+        if own is not None:
+            own = jnp.expand_dims(own, axis)
+            visible = own if visible is None else visible & own
+    if block.mask is not None:
+        positions = spread(part(block.sides, "position"))
+        view = View(spread(part(block.sides, "mask")), positions.query, positions.key)
+        allowed = jnp.asarray(block.mask.allowed(view))
+        visible = allowed if visible is None else visible & allowed
+    return visible
+
+
+def may_look_at(block: Problem, *, partial: bool) -> Array | None:
+    """The visible pairs, where the term must not see what is hidden throughout; else None."""
+    return visible_pairs(block) if partial and block.term.may_overflow else None
+
+
+def block_logits(block: Problem, facts: Static, *, partial: bool) -> Array:
+    """Score plus bias of one block, the invisible at -inf, in the accumulator's dtype."""
+    raw = raw_logits(block, may_look_at(block, partial=partial))
+    return mask_logits(block, facts, raw.astype(facts.accumulator), partial=partial)
 
 
 def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) -> Array:
@@ -59,18 +90,7 @@ def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) 
         logits = logits + spoiled.astype(logits.dtype)
         if facts.may_hide:
             logits = jnp.where(hidden, NEG_INF, logits)
-    if not partial:
-        return logits
-    visible = None
-    for own, axis in ((block.sides.query.get("own"), 1), (block.sides.key.get("own"), 0)):
-        if own is not None:
-            own = jnp.expand_dims(own, axis)
-            visible = own if visible is None else visible & own
-    if block.mask is not None:
-        positions = spread(part(block.sides, "position"))
-        view = View(spread(part(block.sides, "mask")), positions.query, positions.key)
-        allowed = jnp.asarray(block.mask.allowed(view))
-        visible = allowed if visible is None else visible & allowed
+    visible = visible_pairs(block) if partial else None
     return logits if visible is None else jnp.where(visible, logits, NEG_INF)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products
-from attention_jax.kernels.block import accumulator, cut
+from attention_jax.kernels.block import cut
 from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
@@ -54,7 +54,7 @@ def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any
     layout = facts.layout
 
     def begin(i: Array) -> Online:
-        return start(block[0], layout.V, accumulator(head))
+        return start(block[0], layout.V, facts.accumulator)
 
     def fetch(i: Array, j: Array) -> Problem:
         return cut(head, facts, block, i, j)

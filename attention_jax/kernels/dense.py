@@ -13,7 +13,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels import row
-from attention_jax.kernels.block import entropy_of, mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.block import block_logits, entropy_of, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.softmax import log_sum_exp
@@ -40,7 +40,7 @@ def _whole(request: Request) -> Result:
         problem, facts = lower(request, merge=False)
 
         def one(head: Problem) -> tuple[Array, Array, Array, Array]:
-            logits = mask_logits(head, facts, raw_logits(head), partial=True)
+            logits = block_logits(head, facts, partial=True)
             lse, weights = log_sum_exp(logits, None)
             out = weigh_values(head, facts, weights, logits)
             entropy = entropy_of(weights)
@@ -57,7 +57,7 @@ def weights(request: Request) -> Array:
         problem, facts = lower(request, merge=False)
 
         def one(head: Problem) -> Array:
-            logits = mask_logits(head, facts, raw_logits(head), partial=True)
+            logits = block_logits(head, facts, partial=True)
             return log_sum_exp(logits, None)[1]
 
         layout = facts.layout

@@ -26,10 +26,10 @@ from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import (
-    accumulator,
     cut,
     drop,
     mask_logits,
+    may_look_at,
     raw_logits,
     weights_times,
 )
@@ -121,7 +121,7 @@ def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     layout = spec.facts.layout
 
     def begin(i: Array) -> Online:
-        return start(spec.block[0], layout.V, accumulator(head))
+        return start(spec.block[0], layout.V, spec.facts.accumulator)
 
     def fetch(i: Array, j: Array) -> Problem:
         return cut(head, spec.facts, spec.block, i, j)
@@ -162,7 +162,9 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
 
     def contribute(fetched: tuple[Problem, Problem, Array, Array], partial: bool) -> Change:
         block, d_block, row_top, log_total = fetched
-        (raw, value), (d_logits, d_value) = _push(block, d_block, guarded=facts.guarded)
+        (raw, value), (d_logits, d_value) = _push(
+            block, d_block, may_look_at(block, partial=partial), guarded=facts.guarded
+        )
         logits = mask_logits(block, facts, raw, partial=partial).astype(row_top.dtype)
         log_weights = (logits - row_top) - log_total
         weights = jnp.exp(log_weights)
@@ -191,7 +193,9 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     return rows, Rows(d_out, change.lse, d_entropy, no_tangent, d_top, change.lse)
 
 
-def _push(block: Problem, d_block: Problem, *, guarded: bool) -> tuple[Any, Any]:
+def _push(
+    block: Problem, d_block: Problem, seen: Array | None, *, guarded: bool
+) -> tuple[Any, Any]:
     """`(logits, value)` of a block and their tangents; `d_block` has None where nothing moves."""
     leaves, structure = jax.tree.flatten(block)
     d_leaves = structure.flatten_up_to(d_block)
@@ -207,7 +211,7 @@ def _push(block: Problem, d_block: Problem, *, guarded: bool) -> tuple[Any, Any]
         value = moved.sides.key["value"]
         if guarded:
             value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
-        return raw_logits(moved), value
+        return raw_logits(moved, seen), value
 
     moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
     velocity = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.term import Sides
-from attention_jax.kernels.block import first_at, mask_logits, raw_logits, weigh_values
+from attention_jax.kernels.block import block_logits, first_at, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, Static
 
 
@@ -68,8 +68,7 @@ def start(rows: int, depth: int, dtype: Any) -> Online:
 
 def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bool) -> Online:
     """The state after one more block, whose first key has index `at`."""
-    logits = mask_logits(block, facts, raw_logits(block), partial=partial)
-    logits = logits.astype(state.top.dtype)
+    logits = block_logits(block, facts, partial=partial)
     here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     top = jnp.maximum(state.top, here)
     shift = jnp.where(top == NEG_INF, 0, top)
@@ -121,6 +120,12 @@ def top_logits(head: Problem, rows: Rows) -> Array:
         pair=jax.tree.map(pair, head.sides.pair),
     )
     spoiled = jnp.isnan(rows.lse)
-    top = jax.vmap(lambda one: raw_logits(head._replace(sides=one))[0, 0])(sides)
+
+    def logit(one: Sides, empty: Array) -> Array:
+        block = head._replace(sides=one)
+        seen = ~empty[None, None] if head.term.may_overflow else None
+        return raw_logits(block, seen)[0, 0]
+
+    top = jax.vmap(logit)(sides, rows.lse == NEG_INF)
     top = jnp.where(spoiled, jnp.nan, top.astype(rows.lse.dtype))
     return jnp.where(rows.lse == NEG_INF, NEG_INF, top)

@@ -53,6 +53,7 @@ class Static(NamedTuple):
     may_hide: bool
     dropout_rate: float | int
     statistics: bool
+    accumulator: np.dtype
 
 
 def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
@@ -83,6 +84,11 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
         key, on_key["bad"] = _clean(key)
         bad_value = ~jnp.all(jnp.isfinite(value))
     prepared = term.prepare(query, key)
+    if guarded:
+        # a projection of finite numbers may be none
+        rows, on_query["bad"] = _clean_rows(prepared.query, on_query["bad"], layout)
+        columns, on_key["bad"] = _clean_rows(prepared.key, on_key["bad"], layout)
+        prepared = prepared._replace(query=rows, key=columns)
     on_query["term"], on_key["term"], on_pair["term"] = prepared
     if request.mask is not None:
         default = request.query_positions is None and request.key_positions is None
@@ -107,7 +113,15 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     if merge:
         problem, sizes = merge_axes(problem, sizes)
     problem = vary_as(problem, problem)
-    facts = Static(layout, sizes, guarded, term.may_hide, request.dropout_rate, request.statistics)
+    facts = Static(
+        layout,
+        sizes,
+        guarded,
+        term.may_hide,
+        request.dropout_rate,
+        request.statistics,
+        request.accumulator,
+    )
     return problem, facts
 
 
@@ -123,6 +137,24 @@ def _clean(x: Array) -> tuple[Array, Array]:
     """`x` with non-finite rows replaced by ones, and which rows those are."""
     bad = ~jnp.all(jnp.isfinite(x), axis=-1)
     return jnp.where(bad[..., None], jnp.ones((), x.dtype), x), bad
+
+
+def _clean_rows(tree: Any, bad: Array, layout: Layout) -> tuple[Any, Array]:
+    """`_clean` of one side's prepared data, leaves `[*#B, #N, length, ...]`; `bad` and theirs."""
+    rank = len(layout.batch) + 2
+    leaves, structure = jax.tree.flatten(tree)
+    for at, x in enumerate(leaves):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        lost = ~jnp.all(jnp.isfinite(x), axis=tuple(range(min(rank, x.ndim), x.ndim)))
+        own = lost.reshape(*lost.shape, *(1,) * (x.ndim - lost.ndim))
+        leaves[at] = jnp.where(own, jnp.ones((), x.dtype), x)
+        lost = lost.reshape((1,) * (rank - lost.ndim) + lost.shape)
+        heads = bad.shape[-2], lost.shape[-2]
+        if 1 not in heads and heads[0] != heads[1]:  # K and N
+            bad, lost = (jnp.repeat(y, layout.N // y.shape[-2], axis=-2) for y in (bad, lost))
+        bad = bad | lost
+    return jax.tree.unflatten(structure, leaves), bad
 
 
 def check_mask(data: Sides, layout: Layout) -> None:

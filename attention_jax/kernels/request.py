@@ -8,8 +8,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from attention_jax._core.axes import Array, Layout
+from attention_jax._core.numerics import stats_dtype
 from attention_jax._core.record import Record, static
 from attention_jax._core.term import Term
 from attention_jax.masks.mask import Mask
@@ -59,6 +62,13 @@ class Request(Record):
         *batch, T, N, H = self.query.shape
         S, K, Hk = self.key.shape[-3:]
         return Layout(tuple(batch), T, S, N, K, H, Hk, self.value.shape[-1])
+
+    @property
+    def accumulator(self) -> np.dtype:
+        """The dtype of statistics and accumulators, the same in every kernel."""
+        parts = (self.query, self.key, self.value, self.score, self.bias)
+        dtypes = (x.dtype for x in jax.tree.leaves(parts) if hasattr(x, "dtype"))
+        return stats_dtype(*(x for x in dtypes if jnp.issubdtype(x, jnp.floating)))
 
 
 class Result(NamedTuple):

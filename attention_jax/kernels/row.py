@@ -8,8 +8,8 @@ queries stand in a block-diagonal matrix `Q [K·H, N]`: K times the arithmetic, 
 
 A number that is not finite would spoil its neighbours' heads through the zeros of Q. A column of
 zeros, for keys, and a row of zeros, for values, turn NaN where there is one. If nobody sees it, it
-is replaced and the same products give the same bits; else, and for derivatives, the plain kernel
-does it.
+is replaced and the same products give the same bits; else the plain kernel says which outputs are
+spoilt, and it computes derivatives.
 """
 
 import dataclasses
@@ -28,7 +28,6 @@ from attention_jax._core.numerics import (
     matmul,
     precision_of_products,
     same_dtype,
-    stats_dtype,
 )
 from attention_jax.kernels.block import entropy_of
 from attention_jax.kernels.problem import Static, check_mask, finish
@@ -76,8 +75,16 @@ def run(plain: Run, request: Request) -> Result:
     result, finite = jax.lax.cond(able, lambda: _side_by_side(request), nothing)
 
     def without_what_is_hidden() -> Result:
+        # Which outputs see something is for the plain kernel to say; the numbers of all others
+        # must not depend on whether one does.
         cleaned, seen = _cleaned(request)
-        return jax.lax.cond(seen, plain, lambda _: _side_by_side(cleaned)[0], request)
+        clean = _side_by_side(cleaned)[0]
+
+        def spoiled() -> Result:
+            spoilt = plain(request)
+            return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(x), y, x), spoilt, clean)
+
+        return jax.lax.cond(seen, spoiled, lambda: clean)
 
     return jax.lax.cond(finite, lambda: result, without_what_is_hidden)
 
@@ -99,7 +106,7 @@ def _products(request: Request) -> tuple[Result, Array]:
     examples, N = math.prod(layout.batch), layout.N
     query, key = same_dtype(request.query, request.key)
     value = jnp.asarray(request.value).reshape(examples, S, K * V)
-    dtype = stats_dtype(key.dtype)
+    dtype = request.accumulator
     query = query.reshape(examples, K, G, H)
     own = jnp.eye(K, dtype=bool)[None, :, None, :, None]
     columns = jnp.where(own, jnp.swapaxes(query, 2, 3)[:, :, :, None], jnp.zeros((), query.dtype))
@@ -115,26 +122,26 @@ def _products(request: Request) -> tuple[Result, Array]:
     finite = ~spoiled & ~nans
     seen = logits if visible is None else jnp.where(visible, logits, NEG_INF)
     entropy = entropy_of(weights, axis=-2)
-    facts = Static(layout, (), False, False, 0.0, request.statistics)
+    facts = Static(layout, (), False, False, 0.0, request.statistics, dtype)
     out = jnp.swapaxes(out, -2, -1).astype(dtype)
     return finish(request, facts, out, lse, entropy, jnp.max(seen, axis=-2)), finite
 
 
 def _cleaned(request: Request) -> tuple[Request, Array]:
-    """The request with finite keys and values, and whether somebody sees what was replaced."""
+    """The request with finite numbers, and whether somebody sees what was replaced."""
     layout = request.layout
-    key, value = jnp.asarray(request.key), jnp.asarray(request.value)
-    good = jnp.isfinite(key), jnp.isfinite(value)
+    query, key, value = (jnp.asarray(x) for x in (request.query, request.key, request.value))
+    good = [jnp.isfinite(x) for x in (key, value, query)]
     lost = ~(jnp.all(good[0], axis=(-2, -1)) & jnp.all(good[1], axis=(-2, -1)))  # [*B, S]
     visible, spoiled = _visible(request)
     looked_at = True if visible is None else jnp.any(visible, axis=-1)
     seen = jnp.any(lost.reshape(-1, layout.S) & looked_at)
-    seen = seen | spoiled | ~jnp.all(jnp.isfinite(jnp.asarray(request.query)))
-    key, value = (
+    seen = seen | spoiled | ~jnp.all(good[2])
+    key, value, query = (
         jnp.where(finite, x, jnp.zeros((), x.dtype))
-        for finite, x in zip(good, (key, value), strict=True)
+        for finite, x in zip(good, (key, value, query), strict=True)
     )
-    return dataclasses.replace(request, key=key, value=value), seen
+    return dataclasses.replace(request, query=query, key=key, value=value), seen
 
 
 def _beside_zeros(product: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:

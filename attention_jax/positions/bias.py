@@ -26,6 +26,11 @@ class Bias(Term):
         """Nothing: a bias of positions alone."""
         return Sides()
 
+    @property
+    def may_overflow(self) -> bool:
+        """Linear in what it looks up."""
+        return False
+
     def to_array(
         self,
         T: int,

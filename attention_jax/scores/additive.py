@@ -25,7 +25,7 @@ from attention_jax._core.axes import Key, Layout, Query
 from attention_jax._core.numerics import matmul, promote, widen
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
-from attention_jax.scores.plane import additive_plane
+from attention_jax.scores.plane import BOUNDED, additive_plane
 from attention_jax.scores.score import Score
 
 Activation = Callable[[Array], Array]
@@ -58,7 +58,14 @@ class Additive(Score):
     def prepare(self, query: Array, key: Array) -> Sides:
         """The two projections."""
         projected = matmul(query, over_heads(self.w_query, 2, query.ndim))
-        return Sides(projected, project_key(key, self.w_key, query.shape[-3]))
+        keys = project_key(key, self.w_key, query.shape[-3])
+        # An infinite one has no sum with its opposite; f is flat there, or the score out of range.
+        return Sides(
+            *(
+                jnp.clip(x, jnp.finfo(x.dtype).min, jnp.finfo(x.dtype).max)
+                for x in (projected, keys)
+            )
+        )
 
     def per_head(self) -> "Additive":
         """Only `v` is left for the blocks."""
@@ -69,6 +76,11 @@ class Additive(Score):
         dtype = promote(sides.query.dtype, sides.key.dtype, self.v.dtype)
         rows, columns, v = (x.astype(dtype) for x in (sides.query, sides.key, self.v))
         return additive_plane(rows, columns, v, self.activation)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Unless f and its slope are bounded."""
+        return self.activation not in BOUNDED
 
     @property
     def block_hint(self) -> tuple[int, int]:
@@ -102,6 +114,11 @@ class Concat(Score):
     def per_head(self) -> Additive:  # type: ignore[override]
         """From here on it is an additive score."""
         return Additive(None, None, self.v, self.activation).per_head()
+
+    @property
+    def may_overflow(self) -> bool:
+        """As the additive score."""
+        return self.activation not in BOUNDED
 
     @property
     def block_hint(self) -> tuple[int, int]:

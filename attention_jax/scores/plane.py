@@ -33,6 +33,8 @@ _RATIONAL = {
     jax.nn.sigmoid: (1.0, 1.0),
 }
 
+BOUNDED = frozenset(_RATIONAL)  # functions that are finite everywhere, with finite slopes
+
 _LIMIT = 21.0  # of |rate · z|: two denominators, each at most 1 + exp(42), have a finite product
 
 # Pairs from which the rational form pays: it runs no faster on a smaller plane and takes a second

@@ -16,7 +16,8 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array, Key, Layout, Query
 from attention_jax._core.checks import check_inputs
 from attention_jax._core.mapping import head_axes, map_leading
-from attention_jax._core.term import ArrayBias, Sides, Term
+from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.term import ArrayBias, Sides, Term, without_hidden
 
 
 class Score(Term):
@@ -76,17 +77,26 @@ class Sum(Score):
         return Sum(self.score.per_head(), self.bias.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The sum of the two blocks."""
+        """The sum of the two blocks; what the second hides is hidden, whatever the first is."""
         first, second = (Sides(*side) for side in zip(*sides, strict=True))
-        score = self.score.block(first, query_positions, key_positions)
         bias = self.bias.block(second, query_positions, key_positions)
+        hidden = bias == NEG_INF if self.bias.may_hide else None
+        if hidden is not None and self.score.may_overflow:
+            first = without_hidden(first, ~hidden)
+        score = self.score.block(first, query_positions, key_positions)
         dtype = jnp.promote_types(score.dtype, bias.dtype)
-        return score.astype(dtype) + bias.astype(dtype)
+        total = score.astype(dtype) + bias.astype(dtype)
+        return total if hidden is None else jnp.where(hidden, NEG_INF, total)
 
     @property
     def may_hide(self) -> bool:
         """Whether either term may be -inf."""
         return self.score.may_hide or self.bias.may_hide
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a derivative of either term may be other than finite."""
+        return self.score.may_overflow or self.bias.may_overflow
 
     @property
     def block_hint(self) -> tuple[int, int] | None:

@@ -48,6 +48,11 @@ class Dot(Score):
         """The arrays as they are."""
         return Sides(query, key)
 
+    @property
+    def may_overflow(self) -> bool:
+        """Linear in both."""
+        return False
+
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`q kᵀ`."""
         return matmul(sides.query, sides.key.T)
@@ -93,6 +98,11 @@ class ScaledDot(Score):
             return self
         return ScaledDot(head_axis(self.scale, 0), self.constant)
 
+    @property
+    def may_overflow(self) -> bool:
+        """A learned scale's derivative is the product itself."""
+        return self.scale is not None
+
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`q kᵀ`, scaled afterwards and in float32 for low-precision inputs."""
         scores = matmul(sides.query, sides.key.T)
@@ -120,6 +130,11 @@ class General(Score):
         """The weight is used up by `prepare`."""
         return General(None)
 
+    @property
+    def may_overflow(self) -> bool:
+        """Linear in both."""
+        return False
+
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`(q W) kᵀ`."""
         return matmul(sides.query, sides.key.T)
@@ -146,6 +161,11 @@ class Cosine(Score):
     def per_head(self) -> "Cosine":
         """The scale is used up by `prepare`."""
         return Cosine(None)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Linear in both."""
+        return False
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """The product of the normalised vectors."""

@@ -90,6 +90,25 @@ def test_what_nobody_sees_changes_no_bit(poison):
     np.testing.assert_array_equal(run(query, *poisoned), run(query, key, value))
 
 
+def test_what_somebody_sees_changes_no_bit_of_the_others():
+    query, key, value = arrays((B,))
+    run = jax.jit(lambda *qkv: row.run(dense._whole, make_request(*qkv, statistics=True)))
+    good = run(query, key, value)
+    of_key = run(query, key.at[0, 2, 0, 1].set(jnp.nan), value)  # example 0, heads 0 and 1
+    of_value = run(query, key, value.at[0, 2, 0, 1].set(jnp.nan))  # and there one number
+    of_query = run(query.at[0, 0, 1, 0].set(jnp.nan), key, value)
+    for got, spoilt in (
+        (of_key.out, np.s_[0, :, :2]),
+        (of_value.out, np.s_[0, :, :2, 1]),
+        (of_query.out, np.s_[0, :, 1]),
+    ):
+        expected = np.array(good.out)
+        expected[spoilt] = np.nan
+        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(of_value.stats.lse, good.stats.lse)
+    np.testing.assert_array_equal(of_key.stats.lse[1], good.stats.lse[1])
+
+
 def test_what_it_takes(monkeypatch):
     query, key, value = arrays((B,))
     assert not row.fits(make_request(query, key, value))  # eight devices

@@ -150,6 +150,22 @@ def test_equal_parameters_make_equal_scores():
     assert scores.dot() != scores.scaled_dot()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_a_cosine_does_not_depend_on_how_long_vectors_are(size):
+    rng = np.random.default_rng(0)
+    query, key = (rng.normal(size=(3, 2, 5)).astype(np.float32) for _ in range(2))
+
+    def pull(query, key):
+        out, back = jax.vjp(lambda q: scores.cosine_score(q, key), query)
+        return out, back(jnp.ones_like(out))[0]
+
+    out, slope = pull(query, key)
+    scaled = np.float32(size)
+    got, got_slope = pull(query * scaled, key * scaled)
+    np.testing.assert_allclose(got, out, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got_slope * scaled, slope, rtol=1e-4, atol=1e-5)
+
+
 def test_a_zero_vector_has_cosine_zero_and_no_gradient():
     zero = jnp.zeros((1, 1, 1, H))
     key = jnp.asarray(KEY[:1, :, :1])
