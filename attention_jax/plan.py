@@ -53,10 +53,12 @@ class Plan:
         reasons: for every candidate passed over, by name, what it could not do, or why another is
             better. Without a named implementation every kernel is a candidate.
         block_size: (query, key) size of a block.
-        visited: blocks that are computed, partial ones included, summed over the planes of the mask
-            (one plane where it has no batch or head axis); None where the mask is traced.
+        visited: blocks that are computed, partial ones included, summed over the mask's `planes`;
+            None where the mask is traced.
         partial: visited blocks in which the mask is evaluated.
         skipped: blocks that are never touched.
+        planes: how many planes [T, S] the mask has and the counts cover: 1 where all examples and
+            heads share it.
         flops: of the forward pass's matrix products.
         temporaries: estimated bytes of the largest intermediate arrays, forward.
         derivatives: which transformations have a rule.
@@ -68,6 +70,7 @@ class Plan:
     visited: int | None
     partial: int | None
     skipped: int | None
+    planes: int
     flops: float
     temporaries: int
     derivatives: tuple[str, ...]
@@ -76,12 +79,13 @@ class Plan:
         """A few lines for a person."""
         lines = [f"attention by {self.implementation!r}"]
         size = " × ".join(map(str, self.block_size))
+        planes = f" in all {self.planes} planes of the mask" if self.planes > 1 else ""
         if self.visited is None:
             lines.append(f"  blocks      {size}, counted when the mask is known")
         else:
             lines.append(
                 f"  blocks      {size}: {self.visited} visited ({self.partial} partial), "
-                f"{self.skipped} skipped"
+                f"{self.skipped} skipped{planes}"
             )
         lines += [
             f"  products    {_short(self.flops, 1000, ' kMGTP')}FLOP forward",
@@ -208,6 +212,7 @@ def make_plan(request: Request, implementation: str | Sequence[str] | None) -> P
         visited=int((kinds != SKIPPED).sum()) if known else None,
         partial=int((kinds == PARTIAL).sum()) if known else None,
         skipped=int((kinds == SKIPPED).sum()) if known else None,
+        planes=int(np.prod(kinds.shape[:-2], dtype=np.int64)),
         flops=2.0 * pairs * (layout.H + layout.V),
         temporaries=int(item * (2 * area * (1 if loop else heads) + heads * layout.T * layout.V)),
         derivatives=KERNELS[name].DERIVATIVES,

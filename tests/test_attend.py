@@ -97,6 +97,8 @@ def test_the_plan_counts_blocks():
     )  # fmt: skip
     assert padded.visited + padded.skipped == 2 * 2 * 2
     assert padded.skipped == 2
+    assert (padded.planes, plan.planes) == (2, 1)
+    assert "in all 2 planes of the mask" in str(padded)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "flash"])
@@ -137,6 +139,16 @@ def test_integers_of_any_width(implementation, kind):
         )
     want = aj.attend(QUERY, KEY, VALUE, mask=mask.to_array(5, 7), implementation="dense")
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_positions_beyond_32_bits_are_loud():
+    far = np.array([0, 1, 2, 3, 2**32])
+    with pytest.raises(ValueError, match="query_positions must fit in 32 bits"):
+        aj.attend(QUERY, KEY, VALUE, query_positions=far)
+    with jax.enable_x64(True):  # where they are traced their rows are NaN
+        out = jax.jit(lambda p: aj.attend(QUERY, KEY, VALUE, query_positions=p))(far)
+    np.testing.assert_array_equal(np.isnan(out).all((0, 2, 3)), far > 3)
+    assert not np.isnan(out[:, :4]).any()
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])

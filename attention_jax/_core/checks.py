@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Layout
-from attention_jax._core.numerics import precision_of_products
+from attention_jax._core.numerics import is_concrete, precision_of_products
 
 
 def as_array(name: str, x: Any) -> Any:
@@ -28,13 +28,28 @@ def check_floating(name: str, x: Any) -> None:
         raise TypeError(f"{name} must be floating, got dtype {np.dtype(x.dtype).name}")
 
 
+def check_dtype(name: str, dtype: Any) -> np.dtype:
+    """The dtype that JAX makes of `dtype`; a TypeError unless it is a real floating one."""
+    try:
+        known = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None:
+        raise TypeError(f"{name} must be a floating dtype, got {dtype!r}")
+    if not jnp.issubdtype(known, jnp.floating):
+        raise TypeError(f"{name} must be floating, got {np.dtype(known).name}")
+    return np.dtype(known)
+
+
 def check_key(name: str, x: Any) -> None:
-    """A TypeError unless `x` is one PRNG key, of `jax.random.key` or `jax.random.PRNGKey`."""
+    """An error unless `x` is one PRNG key, of `jax.random.key` or `jax.random.PRNGKey`."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", ())
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not ((typed and shape == ()) or (dtype == np.uint32 and len(shape) == 1)):
-        got = type(x).__name__ if dtype is None else f"dtype {dtype}, shape {list(shape)}"
+    if not (typed or dtype == np.uint32):
+        got = type(x).__name__ if dtype is None else f"dtype {dtype}"
         raise TypeError(f"{name} must be one PRNG key, as jax.random.key(0) is, got {got}")
+    if len(shape) != (0 if typed else 1):
+        raise ValueError(f"{name} must be one PRNG key, got keys of shape {list(shape)}")
 
 
 def check_precision(precision: Any) -> None:
@@ -109,6 +124,20 @@ def check_positions(name: str, positions: Any, batch: tuple[int, ...], length: i
             f"{name} has shape {list(positions.shape)} but must be [{letter}] = [{length}] or "
             f"[*B, {letter}] = {[*batch, length]}"
         )
+    if is_concrete(positions) and not fits_int32(positions):
+        raise ValueError(
+            f"{name} must fit in 32 bits, got {np.min(positions)} to {np.max(positions)}"
+        )
+
+
+def fits_int32(x: Any) -> bool:
+    """Whether all entries of a concrete array of integers, or its shape, are int32's."""
+    if jnp.issubdtype(x.dtype, jnp.signedinteger) and x.dtype.itemsize <= 4:
+        return True
+    if x.dtype.itemsize < 4 or not hasattr(x, "__array__") or 0 in x.shape:
+        return True
+    low, high = int(np.min(x)), int(np.max(x))
+    return np.iinfo(np.int32).min <= low and high <= np.iinfo(np.int32).max
 
 
 def check_rate(name: str, rate: Any) -> float:

@@ -64,7 +64,8 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     """
     layout = request.layout
     term = request.score if request.bias is None else Sum(request.score, request.bias)
-    guarded = request.mask is not None or term.may_hide
+    lost = tuple(map(_beyond_int32, (request.query_positions, request.key_positions)))
+    guarded = request.mask is not None or term.may_hide or lost != (None, None)
     query, key, value = (
         jnp.swapaxes(jnp.asarray(x), -2, -3) for x in (request.query, request.key, request.value)
     )
@@ -83,6 +84,9 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
         query, on_query["bad"] = _clean(query)
         key, on_key["bad"] = _clean(key)
         bad_value = ~jnp.all(jnp.isfinite(value))
+        for side, beyond in zip((on_query, on_key), lost, strict=True):
+            if beyond is not None:
+                side["bad"] = side["bad"] | beyond.reshape(side["position"].shape)
     prepared = term.prepare(query, key)
     if guarded:
         # a projection of finite numbers may be none
@@ -131,6 +135,19 @@ def _positions(given: Any, size: int, batch_rank: int) -> Any:
     given = jnp.asarray(given).astype(jnp.int32)
     batch = given.shape[:-1] or (1,) * batch_rank
     return given.reshape(*batch, 1, size)
+
+
+def may_exceed_int32(dtype: Any) -> bool:
+    """Whether an integer dtype has numbers that int32 has not."""
+    return jnp.iinfo(dtype).max > np.iinfo(np.int32).max
+
+
+def _beyond_int32(positions: Any) -> Array | None:
+    """Which traced positions do not fit in 32 bits, and make NaN; known ones are refused before."""
+    if positions is None or not may_exceed_int32(positions.dtype):
+        return None
+    positions = jnp.asarray(positions)
+    return positions.astype(jnp.int32).astype(positions.dtype) != positions
 
 
 def _clean(x: Array) -> tuple[Array, Array]:

@@ -30,7 +30,7 @@ from attention_jax._core.numerics import (
     same_dtype,
 )
 from attention_jax.kernels.block import entropy_of
-from attention_jax.kernels.problem import Static, check_mask, finish
+from attention_jax.kernels.problem import Static, check_mask, finish, may_exceed_int32
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.mask import Lengths
 from attention_jax.scores.similarity import Dot, ScaledDot
@@ -57,6 +57,10 @@ def fits(request: Request) -> bool:
         and request.bias is None
         and request.dropout_key is None
         and not holds_tracer(request.mask)
+        and not any(
+            x is not None and may_exceed_int32(x.dtype)
+            for x in (request.query_positions, request.key_positions)
+        )
         and _one_cpu()
     )
 

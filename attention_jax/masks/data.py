@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import AnyArray
-from attention_jax._core.checks import as_array
+from attention_jax._core.checks import as_array, fits_int32
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
@@ -25,7 +25,10 @@ def _check_ids(name: str, ids: Any) -> None:
 
 def _below(lengths: Any, size: int) -> Any:
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
-    lengths = xp.asarray(lengths).astype(np.int32)[..., None, None]
+    lengths = xp.asarray(lengths)
+    if lengths.dtype.itemsize > 2:  # what is beyond 32 bits is no shorter for it
+        lengths = xp.clip(lengths, 0, size)
+    lengths = lengths.astype(np.int32)[..., None, None]
     index = np.arange(size, dtype=np.int32).reshape((1,) * (lengths.ndim - 1) + (size,))
     return index < lengths
 
@@ -85,9 +88,7 @@ class Segments(Mask):
                     f"{name} has length {ids.shape[-1]} but {letter} = {size}"
                     + (" (give key_ids where T and S differ)" if self.key_ids is None else "")
                 )
-        widest = np.promote_types(self.query_ids.dtype, key_ids.dtype)
-        dtype = jax.dtypes.canonicalize_dtype(widest)  # int32 unless 64 bits are switched on
-        return Sides(query=_head(self.query_ids.astype(dtype)), key=_head(key_ids.astype(dtype)))
+        return Sides(*map(_head, _alike(self.query_ids, key_ids)))
 
     def per_head(self) -> "Segments":
         """The ids are in the sides."""
@@ -96,7 +97,15 @@ class Segments(Mask):
     def allowed(self, view: View) -> Any:
         """Equal ids."""
         same = view.sides.query == view.sides.key
-        return same if self.padding_id is None else same & (view.sides.key != self.padding_id)
+        padding = self._padding(view)
+        return same if padding is None else same & (view.sides.key != padding)
+
+    def _padding(self, view: View) -> Any:
+        """The id of padding in the ids' dtype, None also where that has no such number."""
+        dtype = np.dtype(view.sides.key.dtype)
+        limits = np.iinfo(dtype)
+        fits = self.padding_id is not None and limits.min <= self.padding_id <= limits.max
+        return dtype.type(self.padding_id) if fits else None
 
     def decide(self, low: View, high: View) -> Verdict:
         """By the ranges of ids; exact for blocks of one id, careful for others."""
@@ -104,11 +113,30 @@ class Segments(Mask):
         k_low, k_high = low.sides.key, high.sides.key
         some = (q_low <= k_high) & (k_low <= q_high)
         every = (q_low == k_high) & (k_low == q_high)
-        if self.padding_id is not None:
-            only_padding = (k_low == self.padding_id) & (k_high == self.padding_id)
-            some = some & ~only_padding
-            every = every & (k_low != self.padding_id)
+        padding = self._padding(low)
+        if padding is not None:
+            some = some & ~((k_low == padding) & (k_high == padding))
+            every = every & (k_low != padding)
         return Verdict(some, every)
+
+
+def _alike(query_ids: Any, key_ids: Any) -> tuple[Any, Any]:
+    """Both with one dtype, int32 unless 64 bits are on.
+
+    Of a signed and an unsigned one, what the other cannot be becomes -1 or -2, which match nothing.
+    """
+    widest = np.promote_types(query_ids.dtype, key_ids.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(widest if widest.kind in "iu" else np.int64)
+    signed = [np.dtype(x.dtype).kind == "i" for x in (query_ids, key_ids)]
+    if signed[0] == signed[1] or max(query_ids.dtype.itemsize, key_ids.dtype.itemsize) < 4:
+        return query_ids.astype(dtype), key_ids.astype(dtype)
+
+    def common(ids: Any, is_signed: bool) -> Any:
+        xp = np if isinstance(ids, np.ndarray) else jnp
+        new = ids.astype(dtype)
+        return xp.where(new < 0, new.dtype.type(-2 if is_signed else -1), new)
+
+    return common(query_ids, signed[0]), common(key_ids, signed[1])
 
 
 def _head(ids: Any) -> Any:
@@ -184,7 +212,35 @@ def segments(
     for name, ids in (("query_ids", query_ids), ("key_ids", key_ids)):
         if ids is not None and ids.ndim < 1:
             raise ValueError(f"{name} must be [T] or [*B, T], got a scalar")
-    return Segments(query_ids, key_ids, padding_id)
+    if padding_id is not None:
+        if isinstance(padding_id, bool) or not isinstance(padding_id, (int, np.integer)):
+            raise TypeError(f"padding_id must be an integer, got {type(padding_id).__name__}")
+        padding_id = int(padding_id)
+    return Segments(*_in_32_bits(query_ids, key_ids, padding_id))
+
+
+def _in_32_bits(
+    query_ids: Any, key_ids: Any, padding_id: int | None
+) -> tuple[Any, Any, int | None]:
+    """The ids as they are where they fit; else their ranks, which are equal where the ids are."""
+    given = [ids for ids in (query_ids, key_ids) if ids is not None]
+    wide = [not fits_int32(ids) for ids in given if isinstance(ids, np.ndarray)]
+    if not any(wide):
+        return query_ids, key_ids, padding_id
+    if len(wide) < len(given):
+        if jax.config.jax_enable_x64:
+            return query_ids, key_ids, padding_id
+        raise ValueError(
+            "query_ids or key_ids go beyond 32 bits, and not both are NumPy arrays: number the "
+            "segments from 0, or enable 64 bits"
+        )
+    # As Python's integers: int64 and uint64 have no common dtype.
+    numbers = np.concatenate([ids.astype(object).ravel() for ids in given])
+    values, ranks = np.unique(numbers, return_inverse=True)
+    first, second = np.split(ranks.ravel().astype(np.int32), [query_ids.size])
+    key_ranks = None if key_ids is None else second.reshape(key_ids.shape)
+    padding_rank = {value: rank for rank, value in enumerate(values)}.get(padding_id)
+    return first.reshape(query_ids.shape), key_ranks, padding_rank
 
 
 def from_array(array: AnyArray) -> Mask:

@@ -2,6 +2,7 @@
 
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,6 +115,35 @@ def test_block_maps_are_sound_and_composed(data):
             assert not block.any()
         if kinds[i, j] == 2:
             assert block.all()
+
+
+def test_ids_of_any_size_are_told_apart():
+    far = 2**40
+    for query_ids, key_ids, padding_id in (
+        (np.array([far, 0, far + 2**32, far]), None, None),
+        (np.array([far, 0, -1, far]), np.array([0, 2**32 - 1, far], np.uint64), 0),
+        (np.array([-1, 0, 5], np.int32), jnp.array([2**32 - 1, 0, 5, 1], jnp.uint32), None),
+        (jnp.array([2**32 - 1, 0, 5], jnp.uint32), None, 2**32 - 1),
+        (np.array([0, 1], np.uint8), np.array([1, 0], np.int8), far),
+    ):
+        keys = query_ids if key_ids is None else key_ids
+        mask = masks.segments(query_ids, key_ids, padding_id)
+        pairs = [[int(t) == int(s) != padding_id for s in keys] for t in query_ids]
+        np.testing.assert_array_equal(mask.to_array(len(query_ids), len(keys)), pairs)
+        kinds = mask.block_map(len(query_ids), len(keys), 1).kinds
+        np.testing.assert_array_equal(kinds, 2 * np.array(pairs))
+    with pytest.raises(ValueError, match="32 bits"):
+        masks.segments(np.array([far]), jnp.array([1]))
+
+
+def test_lengths_and_positions_beyond_32_bits():
+    lengths = np.array([2**40, 2, -(2**31) - 5])
+    np.testing.assert_array_equal(masks.padding(lengths).to_array(1, 3).sum(-1).ravel(), [3, 2, 0])
+    assert masks.padding(2**40).to_array(1, 3).all()
+    for kind in (np.int64, np.uint32):
+        positions = np.array([0, 2**31]).astype(kind)
+        with pytest.raises(ValueError, match="key_positions must fit in 32 bits"):
+            masks.causal().to_array(2, 2, key_positions=positions)
 
 
 def test_block_map_of_simple_masks_is_exact():
