@@ -22,7 +22,8 @@ def from_nnx(module: nnx.Module) -> dict[str, Any]:
         module: An NNX module; it stays as it is.
 
     Returns:
-        `{"params": ...}`, for `apply`; and `"adapted"`, where a score has states.
+        `{"params": ...}`, for `apply`; `"adapted"`, where a score has states; and `"hash"`, where a
+        layer hashes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,7 +48,8 @@ def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
     """An NNX module with the parameters of the Linen module that was made with the same arguments.
 
     Args:
-        variables: Those of the Linen module; of its collections "params" and "adapted" count.
+        variables: Those of the Linen module; of its collections "params", "adapted" and "hash"
+            count.
         module: An NNX module made with the same arguments; it stays as it is.
 
     Returns:
@@ -84,13 +86,22 @@ def _matched(found: Any, present: dict[Path, Any]) -> dict[Path, Any]:
     return new
 
 
-def _is_state(path: Path, value: Any) -> bool:
-    """Whether it is one of the states that training calls change; their class is NNX's affair."""
-    del path
-    return getattr(value, "type", type(value)).__name__ == "Adapted"
+def _called(name: str) -> Any:
+    """Whether a variable is of the class of that name; the class itself is NNX's affair."""
+
+    def is_one(path: Path, value: Any) -> bool:
+        del path
+        return getattr(value, "type", type(value)).__name__ == name
+
+    return is_one
 
 
-_COLLECTIONS: dict[str, Any] = {"params": nnx.Param, "adapted": _is_state}
+# Linen's collections: parameters, what training calls change, and what is drawn once and for all.
+_COLLECTIONS: dict[str, Any] = {
+    "params": nnx.Param,
+    "adapted": _called("Adapted"),
+    "hash": _called("Hash"),
+}
 
 
 def _read(module: nnx.Module, kind: Any) -> dict[Path, Any]:

@@ -247,24 +247,33 @@ class MemoryCompressedAttention(FamilyAttention, kw_only=True):
     def setup(self) -> None:
         """The parts, and the kernels."""
         super().setup()
+        if not self.convolution:
+            self._key_kernel = self._value_kernel = None
+            return
         options = {"kernel_init": self.kernel_init, "param_dtype": self.param_dtype}
-        self.key_kernel = _Kernel(**options) if self.convolution else None
-        self.value_kernel = _Kernel(**options) if self.convolution else None
+        self._key_kernel = _Kernel("key_kernel", **options)
+        self._value_kernel = _Kernel("value_kernel", **options)
+        nn.share_scope(self, self._key_kernel)
+        nn.share_scope(self, self._value_kernel)
 
     @nn.nowrap
     def _attend(self, query: Array, key: Array, value: Array, mask: Mask | None) -> Array:
         kernels = {}
-        if self.key_kernel is not None and self.value_kernel is not None:
-            kernels["key_kernel"] = self.key_kernel(self.stride, key.shape[-1])
-            kernels["value_kernel"] = self.value_kernel(self.stride, value.shape[-1])
+        if self._key_kernel is not None and self._value_kernel is not None:
+            kernels["key_kernel"] = self._key_kernel(self.stride, key.shape[-1])
+            kernels["value_kernel"] = self._value_kernel(self.stride, value.shape[-1])
         return subquadratic.memory_compressed_attention(
             query, key, value, self.stride, mask=mask, **kernels
         )
 
 
 class _Kernel(nn.Module):
-    """The kernel of a strided convolution, whose depth is known when the inputs come."""
+    """The kernel of a strided convolution, whose depth is known when the inputs come.
 
+    It shares the scope of its layer: there it is one parameter, `called` so.
+    """
+
+    called: str
     kernel_init: Initializer
     param_dtype: Any
 
@@ -272,9 +281,9 @@ class _Kernel(nn.Module):
     def __call__(self, stride: int, size: int) -> Array:
         def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
             flat = (stride * size, size)  # with the fan of a matrix
-            return drawn(self.kernel_init, key, flat, dtype).reshape(shape)
+            return self.kernel_init(key, flat, dtype).reshape(shape)
 
-        return self.param("kernel", draw, (stride, size, size), self.param_dtype)
+        return self.param(self.called, draw, (stride, size, size), self.param_dtype)
 
 
 class LSHAttention(FamilyAttention, kw_only=True):

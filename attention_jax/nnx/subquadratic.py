@@ -301,6 +301,10 @@ class MemoryCompressedAttention(FamilyAttention):
         )
 
 
+class Hash(nnx.Variable):
+    """The key of a random hash; it does not train."""
+
+
 class LSHAttention(FamilyAttention):
     """Multi-head Reformer self-attention; see `attention_jax.subquadratic.lsh_attention`.
 
@@ -340,7 +344,7 @@ class LSHAttention(FamilyAttention):
         self.num_buckets = num_buckets
         self.num_rounds = check_count("num_rounds", num_rounds, 1)
         self.window = None if window is None else check_count("window", window, 1)
-        self.hash_key = nnx.Variable(jax.random.key_data(rngs.params()))
+        self.hash_key = Hash(jax.random.key_data(rngs.params()))
 
     def _project(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any

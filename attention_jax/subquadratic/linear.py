@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,23 @@ from attention_jax._core.checks import as_array, check_count
 from attention_jax._core.record import Record
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
-from attention_jax.subquadratic.problem import Problem, canonical, finish, group, spoiled_rows
+from attention_jax.subquadratic.problem import (
+    Problem,
+    as_given,
+    finish,
+    group,
+    spoiled_rows,
+    usable_keys,
+)
 from attention_jax.subquadratic.recurrence import (
     LOWEST,
     Keys,
+    Ready,
     Sums,
     absorb_in_order,
     aligned,
     chunks,
+    divide,
     read,
     steps,
     together,
@@ -229,26 +238,28 @@ def _run(
     form: str,
     chunk_size: int | None,
 ) -> tuple[Array, LinearState]:
-    problem = canonical("linear_attention", query, key, value, mask)
+    problem = as_given("linear_attention", query, key, value, mask)
     layout, see = problem.layout, problem.see
     feature_map.check(layout.H, max(see.start + layout.T, layout.S))
     index = jnp.zeros((), jnp.int32) if state is None else state.index
-    queries = feature_map.query(
-        problem.query, index + np.int32(see.start) + jnp.arange(layout.T, dtype=jnp.int32)
+
+    def places(length: int, start: int) -> Array:
+        return (index + (np.arange(length, dtype=np.int32) + np.int32(start)))[None, None]
+
+    asking = Asking(problem.query, ~problem.bad_query, places(layout.T, see.start))
+    told = Told(problem.key, problem.value, usable_keys(problem), places(layout.S, 0))
+    ready = Ready(
+        lambda tokens: _query_features(feature_map, tokens, problem.kv_heads),
+        lambda tokens: _key_features(feature_map, tokens),
     )
-    # Any factor of a row goes out again with the normaliser: tiny features become ordinary ones.
-    top = jax.lax.stop_gradient(jnp.max(jnp.abs(queries), axis=-1, keepdims=True, initial=0))
-    queries = group(queries / jnp.where(top > 0, top, 1), problem.kv_heads)
-    keys = _keys(problem, feature_map, index + jnp.arange(layout.S, dtype=jnp.int32))
-    if queries.shape[-1] != keys.features.shape[-1]:
+    shapes = jax.eval_shape(ready.query, asking), jax.eval_shape(ready.keys, told).features
+    if shapes[0].shape[-1] != shapes[1].shape[-1]:
         raise ValueError(
-            f"feature_map gives {queries.shape[-1]} features of a query and "
-            f"{keys.features.shape[-1]} of a key: they must match (F)"
+            f"feature_map gives {shapes[0].shape[-1]} features of a query and "
+            f"{shapes[1].shape[-1]} of a key: they must match (F)"
         )
-    numerator, denominator, sums = _add(
-        queries, keys, _sums(problem, keys, state), see.offset, form, chunk_size
-    )
-    out, sees = _divide(numerator, denominator)
+    sums = _sums(problem, shapes[1], state)
+    out, sees, sums = _add(asking, told, sums, see.offset, form, chunk_size, ready)
     heads = (out.shape[0], layout.N)
     out = finish(
         problem,
@@ -259,55 +270,76 @@ def _run(
     return out, _state(problem, sums, index)
 
 
-def _keys(problem: Problem, feature_map: FeatureMap, positions: Array) -> Keys:
+class Asking(NamedTuple):
+    """Queries `[B, N, T, H]`, which of them are finite, and their positions `[1, 1, T]`."""
+
+    query: Array
+    usable: Array
+    positions: Array
+
+
+class Told(NamedTuple):
+    """Keys `[B, K, S, H]`, values, which keys count `[B, K, S]`, and their positions."""
+
+    key: Array
+    value: Array
+    usable: Array
+    positions: Array
+
+
+def _query_features(feature_map: FeatureMap, asking: Asking, kv_heads: int) -> Array:
+    query = jnp.where(asking.usable[..., None], asking.query, 1)
+    features = feature_map.query(query, asking.positions[0, 0])
+    # Any factor of a row goes out again with the normaliser: tiny features become ordinary ones.
+    top = jax.lax.stop_gradient(jnp.max(jnp.abs(features), axis=-1, keepdims=True, initial=0))
+    return group(features / jnp.where(top > 0, top, 1), kv_heads)
+
+
+def _key_features(feature_map: FeatureMap, told: Told) -> Keys:
     """Keys with nothing where they are hidden: padding comes after the feature map."""
-    features, scale = feature_map.key(problem.key, positions)
-    usable = ~problem.bad_key
-    if problem.seen is not None:
-        usable = usable & problem.seen
-    features = jnp.where(usable[..., None], features, 0)
+    usable = told.usable[..., None]
+    features, scale = feature_map.key(jnp.where(usable, told.key, 1), told.positions[0, 0])
+    features = jnp.where(usable, features, 0)
     if scale is not None:
-        scale = jax.lax.stop_gradient(jnp.where(usable, scale, LOWEST))
-    return Keys(features, problem.value, scale)
+        scale = jax.lax.stop_gradient(jnp.where(told.usable, scale, LOWEST))
+    return Keys(features, jnp.where(usable & jnp.isfinite(told.value), told.value, 0), scale)
 
 
 def _add(
-    queries: Array, keys: Keys, sums: Sums, offset: int | None, form: str, chunk_size: int | None
+    asking: Asking,
+    told: Told,
+    sums: Sums,
+    offset: int | None,
+    form: str,
+    chunk_size: int | None,
+    ready: Ready,
 ) -> tuple[Array, Array, Sums]:
-    T, S = queries.shape[3], keys.features.shape[2]
+    T, S = asking.query.shape[2], told.key.shape[2]
     size = {"parallel": max(S, 1), "recurrent": 1}.get(form, chunk_size or _CHUNK)
     if form == "parallel":
         visible = None
         if offset is not None:
             visible = np.arange(S) <= np.arange(T)[:, None] + offset
-        return *together(queries, keys, sums, visible), absorb_in_order(sums, keys, size)
+        both = together(ready.query(asking), ready.keys(told), sums, visible)
+        return *divide(*both), absorb_in_order(sums, told, size, ready)
     if offset is None or T == 0:
         whole = form == "chunked" and chunk_size is None
-        sums = absorb_in_order(sums, keys, max(S, 1) if whole else size)
-        return *read(queries, sums), sums
-    before, beside, after = aligned(keys, T, offset)
-    sums = absorb_in_order(sums, before, size)
+        sums = absorb_in_order(sums, told, max(S, 1) if whole else size, ready)
+        return *divide(*read(ready.query(asking), sums)), sums
+    before, beside, after = aligned(told, T, offset)
+    sums = absorb_in_order(sums, before, size, ready)
     if form == "recurrent":
-        numerator, denominator, sums = steps(queries, beside, sums)
+        out, sees, sums = steps(ready.query(asking), ready.keys(beside), sums)
     else:
-        numerator, denominator, sums = chunks(queries, beside, sums, size)
-    return numerator, denominator, absorb_in_order(sums, after, size)
+        out, sees, sums = chunks(asking, beside, sums, size, ready)
+    return out, sees, absorb_in_order(sums, after, size, ready)
 
 
-def _divide(numerator: Array, denominator: Array) -> tuple[Array, Array]:
-    """The quotient, 0 where the denominator is, and where it is not."""
-    sees = denominator != 0
-    # Against its own size the denominator is 1: its square, in the derivative, stays in range.
-    scale = jax.lax.stop_gradient(jnp.where(sees, denominator, 1))
-    out = (numerator / scale[..., None]) / jnp.where(sees, denominator / scale, 1)[..., None]
-    return jnp.where(sees[..., None], out, 0), sees
-
-
-def _sums(problem: Problem, keys: Keys, state: LinearState | None) -> Sums:
-    """The sums to start from, `[B, K, ...]`."""
+def _sums(problem: Problem, features: Any, state: LinearState | None) -> Sums:
+    """The sums to start from, `[B, K, ...]`, for keys with features of this shape and dtype."""
     B, K = problem.key.shape[:2]
-    F, V = keys.features.shape[-1], problem.layout.V
-    dtype = keys.features.dtype
+    F, V = features.shape[-1], problem.layout.V
+    dtype = features.dtype
     if state is None:
         state = LinearState.init(B, K, F, V, dtype)
     else:

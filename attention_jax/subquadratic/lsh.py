@@ -11,11 +11,20 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count, check_inputs
+from attention_jax._core.manual import vary_as
 from attention_jax._core.numerics import safe_normalize
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.few import scaled
-from attention_jax.subquadratic.problem import Problem, Weighed, canonical, finish, nothing, weigh
+from attention_jax.subquadratic.problem import (
+    NEVER,
+    Problem,
+    Weighed,
+    canonical,
+    finish,
+    nothing,
+    weigh,
+)
 from attention_jax.subquadratic.visibility import mask_object
 
 # Tokens in a bucket that `num_buckets=None` aims at.
@@ -109,11 +118,13 @@ class Order(NamedTuple):
 
     Attributes:
         bucket: int32 `[B, N, T]`.
-        place: int32 `[B, N, T]`, where each token stands once sorted by bucket; in a bucket those
-            that may be seen come first, each kind by index.
+        token: int32 `[B, N, T]`, the tokens sorted by bucket; in a bucket those that may be seen
+            come first, each kind by index.
+        place: int32 `[B, N, T]`, where each token stands among them.
     """
 
     bucket: Array
+    token: Array
     place: Array
 
 
@@ -196,74 +207,95 @@ def _orders(
             first += size // 2
     kind = 2 * bucket
     if problem.seen is not None:
+        # Who neither is seen nor can ask goes to the end, so what it holds moves nobody.
+        asks = ~problem.bad_query if problem.asks is None else ~problem.bad_query & problem.asks
         kind = kind + jnp.where(problem.seen, 0, 1)[None]
-    index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), bucket.shape)
-    _, by_place = jax.lax.sort((kind, index), num_keys=2)
-    _, place = jax.lax.sort((by_place, index), num_keys=1)
-    return Order(bucket, place)
+        kind = jnp.where(problem.seen | asks, kind, 2 * math.prod(num_buckets))
+    token = _sorted(kind, 2 * math.prod(num_buckets) + 1)
+    place = _sorted(token, T)
+    return Order(bucket, token, place)
+
+
+def _sorted(kind: Array, kinds: int) -> Array:
+    """The indices along the last axis, sorted by `kind` (0 .. kinds - 1), each kind by index."""
+    T = kind.shape[-1]
+    index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), kind.shape)
+    if kinds * T < NEVER:  # one number each, which sorts ten times as fast as a pair
+        return jnp.sort(kind * T + index, axis=-1) % T
+    return jax.lax.sort((kind, index), num_keys=1)[1]
 
 
 def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighed:
-    """One round, `[B, N, T, ...]`, with its share of each pair."""
+    """One round, `[B, N, T, ...]`, with its share of each pair.
+
+    A walk along the sorted tokens, one chunk of queries at a time. The keys of a chunk and of its
+    neighbours are carried along, so no key is stored once for each of its neighbours.
+    """
     T = problem.layout.T
-    places = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), order.place.shape)
-    _, index = jax.lax.sort((order.place, places), num_keys=1)
     chunks = -(-T // window)
     # A later token is never seen: what stands behind in the order need not be looked at.
-    ahead = problem.see.offset is None or problem.see.offset > 0
-    sides = [] if chunks == 1 else [-1, 0, 1] if ahead else [-1, 0]
-
-    def sort(x: Array, axis: int = 2) -> Array:
-        at = index.reshape(index.shape + (1,) * (x.ndim - axis - 1))
-        return _chunk(jnp.take_along_axis(x, at, axis=axis), window, chunks)
-
-    def around(x: Array) -> Array:
-        """The chunks `[n, B, N, w, ...]` with their neighbours beside them on axis 3."""
-        if not sides:
-            return x
-        widths = [(1 if axis == 0 else 0,) * 2 for axis in range(x.ndim)]
-        x = jnp.pad(x, widths)
-        return jnp.concatenate([x[1 + s : 1 + s + chunks] for s in sides], axis=3)
-
+    behind = chunks > 1 and (problem.see.offset is None or problem.see.offset > 0)
     shape = order.place.shape
+
+    def sort(x: Array) -> Array:
+        # In one chunk everybody meets: there the order of the tokens will do.
+        return _chunk(_at(x, order.token), window, chunks) if chunks > 1 else x[None]
+
     seen = jnp.ones(shape, bool)
     if problem.seen is not None:
         seen = jnp.broadcast_to(problem.seen, shape)
-    per_round = jnp.moveaxis(jnp.stack([orders.bucket, orders.place], axis=-1), 0, -2)
     tokens = {
         "index": sort(jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), shape)),
         "own": sort(jnp.stack([order.bucket, order.place], axis=-1)),
     }
     if orders.bucket.shape[0] > 1:
-        tokens["rounds"] = sort(per_round)
+        per_round = jnp.stack([orders.bucket, orders.place], axis=-1)
+        tokens["rounds"] = sort(jnp.moveaxis(per_round, 0, -2))
     bad = problem.bad_value | problem.bad_key[..., None]
-    keys = {**tokens, "seen": sort(seen), "bad": sort(bad)}
-    keys |= {"key": sort(problem.key), "value": sort(problem.value)}
+    spoil = jnp.any(bad)
+    # What must be loud travels as NaN, which is cleared where it is used.
+    values = jnp.where(bad, jnp.nan, problem.value)
+    keys = {**tokens, "seen": sort(seen), "key": sort(problem.key), "value": sort(values)}
     queries = {**tokens, "query": sort(problem.query)}
     queries["reach"] = sort(jnp.broadcast_to(problem.reach, shape))
-    spoil = jnp.any(bad)
 
-    def chunk(parts: tuple[dict[str, Array], dict[str, Array]]) -> Weighed:
-        query, key = parts
+    def chunk(before: list[Any], parts: tuple[Any, Any]) -> tuple[list[Any], Weighed]:
+        query, last = parts
+        near = [*before, last]
+        key = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *near)
         logits = jnp.einsum("bnth,bnsh->bnts", query["query"], key["key"])
-        near = _meet(query["own"], key["own"], window)
+        visible = _meet(query["own"], key["own"], window)
         if "rounds" in key:
             met = _meet(query["rounds"], key["rounds"], window, rounds=True)
             logits = logits - jnp.log(jnp.maximum(met, 1).astype(logits.dtype))
         t, s = query["index"][..., :, None], key["index"][..., None, :]
-        visible = near & key["seen"][..., None, :] & (t != s) & (s <= query["reach"][..., None])
-        return weigh(logits, visible, key["value"], key["bad"], spoil)
+        visible &= key["seen"][..., None, :] & (t != s) & (s <= query["reach"][..., None])
+        lost = jnp.isnan(key["value"])
+        value = jnp.where(lost, 0, key["value"])
+        return near[1:], weigh(logits, visible, value, lost, spoil)
 
-    parts = (queries, jax.tree.map(around, keys))
-    each = jax.lax.map(jax.checkpoint(chunk), parts) if chunks > 1 else one_of(chunk, parts)
+    first = jax.tree.map(lambda x: x[0], keys)
+    blank = jax.tree.map(jnp.zeros_like, first)
+    before = [blank] * min(chunks - 1, 1)
+    if behind:
+        before.append(first)
+        keys = jax.tree.map(lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]), keys)
+    _, each = jax.lax.scan(jax.checkpoint(chunk), vary_as(before, keys), (queries, keys))
 
     def back(x: Array) -> Array:
         """From chunks to the tokens' own order."""
+        if chunks == 1:
+            return x[0]
         x = jnp.moveaxis(x, 0, 2).reshape(*shape[:2], -1, *x.shape[4:])
-        at = order.place.reshape(shape + (1,) * (x.ndim - 3))
-        return jnp.take_along_axis(x, at, axis=2)
+        return _at(x, order.place)
 
     return jax.tree.map(back, each)
+
+
+def _at(x: Array, index: Array) -> Array:
+    """`x [B, N, length, ...]` at `index [B, N, T]`, which is known to be in range."""
+    index = index.reshape(index.shape + (1,) * (x.ndim - 3))
+    return jnp.take_along_axis(x, index, axis=2, mode="promise_in_bounds")
 
 
 def _chunk(x: Array, window: int, chunks: int) -> Array:

@@ -85,6 +85,24 @@ def canonical(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem
         TypeError: a wrong kind of argument.
         ValueError: sizes that do not fit, or a mask that the method cannot honour.
     """
+    problem = as_given(name, query, key, value, mask)
+    good = usable_keys(problem)[..., None]
+    value = jnp.where(problem.bad_value, 0, problem.value)
+    if problem.seen is not None:
+        value = jnp.where(problem.seen[..., None], value, 0)
+    return problem._replace(
+        query=jnp.where(problem.bad_query[..., None], 1, problem.query),
+        key=jnp.where(good, problem.key, 1),
+        value=value,
+    )
+
+
+def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
+    """`canonical` without the cleaning: what is hidden or not finite is still in the arrays.
+
+    For a method that walks along the sequence and can clean each part as it comes, which saves a
+    copy of everything.
+    """
     layout = check_inputs(query, key, value)
     if layout.H != layout.Hk:
         raise ValueError(f"query depth {layout.H} and key depth {layout.Hk} must match (H)")
@@ -99,22 +117,17 @@ def canonical(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem
     if see.key is not None and see.key.shape[1] > 1 and layout.group > 1:
         # The mask tells the heads of a group apart, so they can no longer share their keys.
         keys, values = (jnp.repeat(x, layout.group, axis=1) for x in (keys, values))
-    bad_query = ~jnp.all(jnp.isfinite(queries), axis=-1)
-    bad_key = ~jnp.all(jnp.isfinite(keys), axis=-1)
+    bad_query, bad_key = (~jnp.all(jnp.isfinite(x), axis=-1) for x in (queries, keys))
     bad_value = ~jnp.isfinite(values)
-    hidden = bad_key
     if see.key is not None:
-        hidden = bad_key | ~see.key
         bad_key, bad_value = bad_key & see.key, bad_value & see.key[..., None]
-        values = jnp.where(see.key[..., None], values, 0)
-    one = jnp.ones((), dtype)
     reach = np.full(layout.T, layout.S, np.int32)
     if see.offset is not None:
         reach = np.arange(layout.T, dtype=np.int32) + np.int32(see.offset)
     return Problem(
-        jnp.where(bad_query[..., None], one, queries),
-        jnp.where(hidden[..., None], one, keys),
-        jnp.where(bad_value, 0, values),
+        queries,
+        keys,
+        values,
         see.key,
         see.query,
         jnp.asarray(reach),
@@ -125,6 +138,11 @@ def canonical(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem
         see,
         np.dtype(query.dtype),
     )
+
+
+def usable_keys(problem: Problem) -> Array:
+    """Keys that are seen and finite, bool `[B, K, S]`."""
+    return ~problem.bad_key if problem.seen is None else ~problem.bad_key & problem.seen
 
 
 def group(x: Array, kv_heads: int) -> Array:
@@ -147,9 +165,18 @@ def spoiled_rows(problem: Problem, since: Any = None) -> Array:
     if since is None:
         since = jnp.arange(problem.layout.S, dtype=jnp.int32)[None, None]
     bad = problem.bad_value | problem.bad_key[..., None]
-    first = jnp.min(jnp.where(bad, since[..., None], NEVER), axis=2, initial=NEVER)
-    rows = first[:, :, None, :] <= problem.reach[None, None, :, None]
-    return over_groups(rows & (first < NEVER)[:, :, None, :], problem.layout.N)
+
+    def some() -> Array:
+        first = jnp.min(jnp.where(bad, since[..., None], NEVER), axis=2, initial=NEVER)
+        rows = first[:, :, None, :] <= problem.reach[None, None, :, None]
+        return rows & (first < NEVER)[:, :, None, :]
+
+    def none() -> Array:
+        shape = (*bad.shape[:2], problem.layout.T, bad.shape[3])
+        return vary_as(jnp.zeros(shape, bool), (bad, since, problem.reach))
+
+    # Seldom is anything bad, and asking is a tenth of finding out where.
+    return over_groups(jax.lax.cond(jnp.any(bad), some, none), problem.layout.N)
 
 
 def finish(problem: Problem, out: Array, spoiled: Array, sees: Array) -> Array:

@@ -5,8 +5,12 @@
 Arrays are `[B, K, ...]`, queries `[B, K, G, T, F]`. Keys may carry the logarithm of a factor; sums
 are then kept relative to the largest seen so far, as in an online softmax, so nothing overflows and
 nothing that a query sees vanishes because of a key that it does not see.
+
+Features are made where they are used, chunk by chunk, and made again in the backward pass: what
+stands in memory is what was given, the result, and one sum a chunk.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -38,9 +42,15 @@ class Keys(NamedTuple):
     value: Array
     scale: Array | None
 
-    def cut(self, start: int, stop: int) -> "Keys":
-        """Keys start .. stop - 1."""
-        return jax.tree.map(lambda x: x[:, :, start:stop], self)
+
+class Ready(NamedTuple):
+    """How tokens `[B, heads, length, ...]`, any trees of arrays, become features.
+
+    `query(tokens)` is `[B, K, G, length, F]`, `keys(tokens)` are `Keys`.
+    """
+
+    query: Callable[[Any], Array]
+    keys: Callable[[Any], Keys]
 
 
 def read(query: Array, sums: Sums) -> tuple[Array, Array]:
@@ -100,48 +110,66 @@ def together(query: Array, keys: Keys, sums: Sums, visible: Any) -> tuple[Array,
     )
 
 
-def absorb_in_order(sums: Sums, keys: Keys, size: int) -> Sums:
+def divide(numerator: Array, denominator: Array) -> tuple[Array, Array]:
+    """The quotient, 0 where the denominator is, and where it is not."""
+    sees = denominator != 0
+    # Against its own size the denominator is 1: its square, in the derivative, stays in range.
+    scale = jax.lax.stop_gradient(jnp.where(sees, denominator, 1))
+    out = (numerator / scale[..., None]) / jnp.where(sees, denominator / scale, 1)[..., None]
+    return jnp.where(sees[..., None], out, 0), sees
+
+
+def absorb_in_order(sums: Sums, tokens: Any, size: int, ready: Ready) -> Sums:
     """`absorb`, `size` keys at a time."""
-    if keys.features.shape[2] <= size:
-        return absorb(sums, keys) if keys.features.shape[2] else sums
+    length = _length(tokens)
+    if length <= size:
+        return absorb(sums, ready.keys(tokens)) if length else sums
 
-    def body(sums: Sums, keys: Keys) -> tuple[Sums, None]:
-        return absorb(sums, keys), None
+    def body(sums: Sums, tokens: Any) -> tuple[Sums, None]:
+        return absorb(sums, ready.keys(tokens)), None
 
-    return jax.lax.scan(jax.checkpoint(body), vary_as(sums, keys), _runs(keys, size))[0]
+    return jax.lax.scan(jax.checkpoint(body), vary_as(sums, tokens), _runs(tokens, size))[0]
 
 
-def chunks(query: Array, keys: Keys, sums: Sums, size: int) -> tuple[Array, Array, Sums]:
+def chunks(
+    asking: Any, tokens: Any, sums: Sums, size: int, ready: Ready
+) -> tuple[Array, Array, Sums]:
     """Query t over the sums and keys 0 .. t, `size` at a time: pairs inside a chunk, sums before.
 
     Args:
-        query: `[B, K, G, T, F]`.
-        keys: T keys.
+        asking: T queries.
+        tokens: T keys.
         sums: what went before.
         size: length of a chunk.
+        ready: makes features.
 
     Returns:
-        Numerator `[B, K, G, T, V]`, denominator `[B, K, G, T]`, and the sums over all keys.
+        The output `[B, K, G, T, V]`, where it sees anything `[B, K, G, T]`, and the sums over all
+        keys.
     """
-    T = query.shape[3]
+    T = _length(asking)
     size = max(1, min(size, T))
     lower = np.tril(np.ones((size, size), np.bool_))
 
-    def body(sums: Sums, parts: tuple[Array, Keys]) -> tuple[Sums, tuple[Array, Array]]:
-        queries, keys = parts
-        return absorb(sums, keys), together(queries, keys, sums, lower)
+    def body(sums: Sums, parts: tuple[Any, Any]) -> tuple[Sums, tuple[Array, Array]]:
+        query, keys = ready.query(parts[0]), ready.keys(parts[1])
+        return absorb(sums, keys), divide(*together(query, keys, sums, lower))
 
-    runs = _runs((jnp.moveaxis(query, 2, -1), keys), size)
-    runs = (jnp.moveaxis(runs[0], -1, 3), runs[1])
-    sums, both = jax.lax.scan(jax.checkpoint(body), vary_as(sums, (query, keys)), runs)
-    numerator, denominator = (
-        jnp.moveaxis(x, 0, 3).reshape(*query.shape[:3], -1, *x.shape[5:])[:, :, :, :T] for x in both
-    )
-    return numerator, denominator, sums
+    both = (asking, tokens)
+    sums, parts = jax.lax.scan(jax.checkpoint(body), vary_as(sums, both), _runs(both, size))
+    out, sees = (jnp.moveaxis(x, 0, 3) for x in parts)
+    out, sees = (x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :T] for x in (out, sees))
+    return out, sees, sums
 
 
 def steps(query: Array, keys: Keys, sums: Sums) -> tuple[Array, Array, Sums]:
-    """As `chunks`, one token at a time: write its key into the sums, then read them."""
+    """As `chunks`, one token at a time: write its key into the sums, then read them.
+
+    Args:
+        query: features, `[B, K, G, T, F]`.
+        keys: T keys.
+        sums: what went before.
+    """
 
     def body(sums: Sums, parts: tuple[Array, Keys]) -> tuple[Sums, tuple[Array, Array]]:
         query, key = parts
@@ -151,41 +179,48 @@ def steps(query: Array, keys: Keys, sums: Sums) -> tuple[Array, Array, Sums]:
 
     tokens = (jnp.moveaxis(query, 3, 0), jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), keys))
     sums, both = jax.lax.scan(body, vary_as(sums, tokens), tokens)
-    numerator, denominator = (jnp.moveaxis(x, 0, 3) for x in both)
-    return numerator, denominator, sums
+    return *divide(*(jnp.moveaxis(x, 0, 3) for x in both)), sums
 
 
-def _runs(tree: Any, size: int) -> Any:
+def _length(tokens: Any) -> int:
+    return jax.tree.leaves(tokens)[0].shape[2]
+
+
+def _runs(tokens: Any, size: int) -> Any:
     """Leaves `[B, K, length, ...]` as `[runs, B, K, size, ...]`, with nothing at the end."""
 
     def cut(x: Array) -> Array:
         x = _pad(x, 0, -x.shape[2] % size)
         return jnp.moveaxis(x.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
 
-    return jax.tree.map(cut, tree)
+    return jax.tree.map(cut, tokens)
 
 
 def _pad(x: Array, front: int, back: int) -> Array:
-    """Nothing before and after `x [B, K, length, ...]`: no features, and no factor."""
+    """Zeros before and after `x [B, K, length, ...]`: tokens that do not count."""
     widths = [(0, 0)] * x.ndim
     widths[2] = (front, back)
-    return jnp.pad(x, widths, constant_values=LOWEST if x.ndim == 3 else 0)
+    return jnp.pad(x, widths)
 
 
-def aligned(keys: Keys, T: int, offset: int) -> tuple[Keys, Keys, Keys]:
+def aligned(tokens: Any, T: int, offset: int) -> tuple[Any, Any, Any]:
     """Keys in three parts, so that query t sees the first part and 0 .. t of the second.
 
     Args:
-        keys: S keys.
+        tokens: S keys.
         T: how many queries.
         offset: query t sees keys up to t + offset.
 
     Returns:
         Keys that every query sees; T keys, some of them nothing; keys that no query sees.
     """
-    S = keys.features.shape[2]
+    S = _length(tokens)
     first, last = min(max(offset, 0), S), min(max(offset + T, 0), S)
     front = min(max(-offset, 0), T)
     back = T - front - (last - first)
-    middle = jax.tree.map(lambda x: _pad(x, front, back), keys.cut(first, last))
-    return keys.cut(0, first), middle, keys.cut(last, S)
+
+    def cut(start: int, stop: int) -> Any:
+        return jax.tree.map(lambda x: x[:, :, start:stop], tokens)
+
+    middle = jax.tree.map(lambda x: _pad(x, front, back), cut(first, last))
+    return cut(0, first), middle, cut(last, S)

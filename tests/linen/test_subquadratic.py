@@ -5,8 +5,10 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from attention_jax import masks, subquadratic
+from attention_jax import nnx as nnx_flavour
 from attention_jax.linen import (
     LinearAttention,
     LowRankAttention,
@@ -18,6 +20,8 @@ from attention_jax.linen import (
     TransformerEncoderLayer,
     additive,
     alibi,
+    from_nnx,
+    to_nnx,
 )
 
 X = np.random.default_rng(3).normal(size=(2, 7, 16)).astype(np.float32)
@@ -88,3 +92,21 @@ def test_what_has_no_place_is_refused():
         jax.eval_shape(lambda: LowRankAttention(4, length=5, rank=2).init(KEY, X))
     with pytest.raises(ValueError, match="self-attention"):
         jax.eval_shape(lambda: LSHAttention(4).init(KEY, X, X + 1))
+
+
+def test_parameters_go_from_one_flavour_to_the_other_and_back():
+    for name, (module, _) in MODULES.items():
+        options = module.keywords if isinstance(module, partial) else {}
+        kind = module.func if isinstance(module, partial) else module
+        here = kind(4, **options)
+        there = getattr(nnx_flavour, kind.__name__)(4, 16, rngs=nnx.Rngs(1), **options)
+        made = from_nnx(there)
+        shapes = jax.eval_shape(lambda h=here: h.init(KEY, X))
+        assert jax.tree.map(np.shape, made) == jax.tree.map(np.shape, shapes)
+        if name not in ("lsh", "memory_compressed"):  # the others have parameters of MHA alone
+            continue
+        run = jax.jit(lambda variables, h=here: h.apply(variables, X, mask=PADDING))
+        np.testing.assert_allclose(run(made), there(X, mask=PADDING), rtol=1e-5, atol=1e-6)
+        moved = jax.tree.map(lambda x: x + 1 if x.dtype == np.uint32 else x * 1.5, made)
+        again = from_nnx(to_nnx(moved, there))
+        jax.tree.map(np.testing.assert_array_equal, again, moved)

@@ -105,6 +105,13 @@ def test_padding_takes_no_place_in_a_bucket():
     np.testing.assert_allclose(out[:, holes], run(x, value, None), rtol=1e-5, atol=1e-6)
 
 
+def test_no_key_is_stored_once_for_each_of_its_neighbours():
+    shape = jax.ShapeDtypeStruct((2048, 1, 32), np.float32)
+    run = jax.jit(lambda x, v: sq.lsh_attention(x, v, jax.random.key(0)))
+    temporaries = run.lower(shape, shape).compile().memory_analysis().temp_size_in_bytes
+    assert temporaries <= 9 * 4 * 2048 * 32
+
+
 def test_what_does_not_fit_is_refused():
     for options, text in (
         ({"num_buckets": 3}, "1, even"),
