@@ -12,28 +12,9 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
 from attention_jax._core.record import Record
-from attention_jax.attend import explain
 from attention_jax.diagnostics import flavours, maps
-from attention_jax.diagnostics.measure import Rows, run
-from attention_jax.diagnostics.reading import Facts, Reading
-from attention_jax.kernels import dense
-from attention_jax.kernels.request import Request, Result
-from attention_jax.scores.score import Sum
-from attention_jax.scores.similarity import Dot, ScaledDot
-
-_ROWS = (
-    "entropy",
-    "relative_entropy",
-    "largest_weight",
-    "first_share",
-    "self_share",
-    "ahead_share",
-    "mean_key",
-    "visible",
-    "max_logit",
-    "logit_range",
-    "jacobian_norm",
-)
+from attention_jax.diagnostics.look import ROWS, Wanted, look, settle
+from attention_jax.diagnostics.reading import Reading
 
 
 @jax.tree_util.register_dataclass
@@ -68,7 +49,7 @@ class Capture(Record, Mapping[str, Reading]):
     def __repr__(self) -> str:
         """A table, a line for each attention: means over examples, heads and queries."""
         names = ["entropy", "of ln n", "largest", "first", "self", "range", "jacobian"]
-        columns = _ROWS[0], _ROWS[1], _ROWS[2], _ROWS[3], _ROWS[4], "logit_range", "jacobian_norm"
+        columns = ROWS[0], ROWS[1], ROWS[2], ROWS[3], ROWS[4], "logit_range", "jacobian_norm"
         width = max(map(len, self), default=0)
         lines = [f"{'':{width}} heads " + " ".join(f"{name:>8}" for name in names)]
         for path, reading in self.items():
@@ -90,11 +71,8 @@ class _Call(NamedTuple):
     method: str | None
     structure: Any
     static: tuple[Any, ...]
-    patterns: tuple[str, ...]
+    wanted: Wanted
     loss: Callable[[Any], Any] | None
-    weights: bool
-    similarity: bool
-    rollout: bool
 
 
 def capture(
@@ -113,11 +91,13 @@ def capture(
 
     The model is compiled with its attention looked at while it is computed: entropy, the largest
     weight, shares, logits and the softmax's Jacobian cost a few sums more and O(T + S) memory. The
-    model itself is not changed: what its modules write in the call is dropped.
+    model itself is not changed: what its modules write in the call is dropped. Attention of the
+    sub-quadratic families has no such rows, and is passed over.
 
     Args:
-        model: an NNX module (ours, or Flax's with our `attention_fn`), a Linen module, or a
-            function that calls `attend`.
+        model: an NNX module (ours, or Flax's with our `attention_fn`), a Linen module, bound or
+            with `variables`, or a function that calls either or `attend`. Attention is found in
+            whatever transformation it runs: jit, remat, scan, vmap, a derivative.
         *inputs: what the model is called with.
         real: which tokens are real: a bool array `[*B, L]` for every attention with L keys, or a
             dict of such arrays by pattern, `{"encoder/*": ..., "*cross*": ...}`, the first that
@@ -127,7 +107,7 @@ def capture(
         weights: whether readings carry their weights, of size T·S.
         similarity: whether heads are compared, at the cost of one more pass over the scores.
         rollout: whether what layers add up to is computed, of size T·T.
-        variables: a Linen module's.
+        variables: a Linen module's, where it is not bound.
         method: the name of the method to call instead of the module itself.
         **options: keyword arguments of the call, such as `deterministic=True`.
 
@@ -137,6 +117,7 @@ def capture(
 
     Raises:
         ValueError: no attention of ours ran; patterns that match nothing; what does not fit.
+        NotImplementedError: attention inside a while loop, or in one branch of a condition alone.
         TypeError: a model that cannot be called, a `real` that is not boolean.
 
     Example:
@@ -167,38 +148,49 @@ def capture(
     leaves, structure = jax.tree.flatten((inputs, options))
     arrays = [x if hasattr(x, "dtype") else None for x in leaves]
     static = tuple(None if hasattr(x, "dtype") else x for x in leaves)
-    call = _Call(
-        *parts[:2],
-        method,
-        structure,
-        static,
-        tuple(candidates),
-        loss,
-        weights,
-        similarity,
-        rollout,
-    )
+    wanted = Wanted(tuple(candidates), weights, similarity, rollout)
+    call = _Call(*parts[:2], method, structure, static, wanted, loss)
     given = parts.parameters, parts.rest, arrays, tuple(candidates.values())
-    try:
-        hash(call)
-    except TypeError:  # compiled once for this call alone
+    if parts.flavour == "function" or loss is not None or not _is_hashable(call):
+        # Compiled for this call alone: what a function closes over may have changed since the last.
         found = jax.jit(lambda *given: _capture(call, *given))(*given)
     else:
         found = _compiled(call, *given)
     output, readings, norms, bad = found
     if not readings:
         raise ValueError(
-            "no attention of attention_jax ran in this model: build it from attention_jax's "
-            "modules, give Flax's an attention_fn, or call attend"
+            "no attention of attention_jax ran in this model, those of the sub-quadratic families "
+            "aside: build it from attention_jax's modules, give Flax's an attention_fn, or call "
+            "attend"
         )
     ordered = _apart(dict(sorted(readings.items(), key=lambda item: item[1].facts.order)))
     for pattern in candidates:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in ordered):
             raise ValueError(f"real: {pattern!r} matches none of {', '.join(ordered)}")
+        _check_fits(pattern, candidates[pattern], ordered)
     rolled = None
     if rollout:
         rolled = maps.rollout({path: x.mean_map for path, x in ordered.items()})
     return Capture(output, ordered, norms, rolled, bad)
+
+
+def _check_fits(pattern: str, real: Any, readings: Mapping[str, Reading]) -> None:
+    """Raises where what is real fits not one attention that it is for."""
+    own = {path: x for path, x in readings.items() if fnmatch.fnmatchcase(path, pattern)}
+    if all(x.padding_share is None and x.entropy.size for x in own.values()):
+        shapes = {f"{path} has {[*x.entropy.shape[:-2], x.facts.keys]}" for path, x in own.items()}
+        raise ValueError(
+            f"real[{pattern!r}] {list(real.shape)} must be [*B, S] of an attention it is for, and "
+            f"is of none: {', '.join(sorted(shapes))}"
+        )
+
+
+def _is_hashable(call: _Call) -> bool:
+    try:
+        hash(call)
+    except TypeError:
+        return False
+    return True
 
 
 def _apart(readings: dict[str, Reading]) -> dict[str, Reading]:
@@ -224,12 +216,12 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
     def model(parameters: Any) -> flavours.Model:
         return flavours.Model(call.flavour, call.graph, parameters, rest)
 
-    watch = flavours.Watch(lambda *seen: _look(call, real, *seen))
-    output, kept = flavours.run(model(parameters), watch, call.method, args, options)
-    settled = {path: _settle(call, real, path, reading) for path, reading in kept.items()}
-    # a model that is itself an attention has no path: its class is its name
-    places = {path or reading.facts.kind: path for path, reading in settled.items()}
-    readings = {name: settled[path] for name, path in places.items()}
+    watch = flavours.Watch(lambda *seen: look(call.wanted, real, *seen))
+    output, found = flavours.run(model(parameters), watch, call.method, args, options)
+    readings = {
+        name: settle(call.wanted, real, name, order, x)
+        for order, (name, x) in enumerate(found.items())
+    }
     if call.loss is None:
         return output, readings, None, None
 
@@ -238,6 +230,7 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
         return call.loss(output)  # type: ignore[misc]
 
     gradients = flavours.parameters_by_path(model(parameters), jax.grad(lost)(parameters))
+    places = {name: x.tag.path for name, x in found.items()}
     return output, readings, gradient_norms(gradients, places), _bad(gradients)
 
 
@@ -250,7 +243,7 @@ def gradient_norms(
     """The norms of each attention's gradients by the names of its parts, and "all" of them."""
     found: dict[str, dict[str, Array]] = {}
     for path, place in places.items():
-        start = f"{place.split('#')[0]}/" if place else ""
+        start = f"{place}/" if place else ""
         squares: dict[str, Array] = {}
         for name, gradient in gradients.items():
             if name.startswith(start):
@@ -264,97 +257,3 @@ def gradient_norms(
 
 def _bad(gradients: dict[str, Array]) -> dict[str, Array]:
     return {name: jnp.sum(~jnp.isfinite(x)) for name, x in gradients.items()}
-
-
-def _look(
-    call: _Call, real: tuple[Any, ...], request: Request, again: Any, kind: str, order: int
-) -> tuple[Result, Any]:
-    """One call of attention: its result and its reading, with a share for each `real` that fits."""
-    layout = request.layout
-    facts = _facts(request, kind, order)
-    if 0 in (*layout.batch, layout.N, layout.T, layout.S):
-        result = again(request)
-        zeros = jnp.zeros((*layout.batch, layout.N, layout.T), jnp.float32)
-        rows = Rows(*([zeros] * 13))._replace(
-            real_share=zeros[..., None][..., :0], visible=zeros.astype(jnp.int32)
-        )
-        fitting: tuple[int, ...] = ()
-    else:
-        fitting = tuple(i for i, x in enumerate(real) if _fits(x, layout))
-        result, rows = run(request, tuple(real[i] for i in fitting))
-    rows = jax.lax.stop_gradient(rows)
-    similarity = weights = mean_map = None
-    if call.similarity and rows.lse.ndim > rows.entropy.ndim:
-        similarity = maps.head_similarity(request, rows.lse, rows.visible)
-    if call.weights or call.rollout:
-        weights = dense.weights(request)
-        mean_map = jnp.mean(weights, axis=-3) if call.rollout else None
-    arrays = request.query, request.key, request.value, result.out
-    reading = Reading(
-        **{name: getattr(rows, name) for name in _ROWS},
-        padding_share=None,
-        out_norm=jnp.swapaxes(jnp.linalg.norm(result.out.astype(jnp.float32), axis=-1), -1, -2),
-        largest=jnp.stack([_largest(x) for x in arrays]),
-        bad=jnp.stack([jnp.sum(~jnp.isfinite(x).all(-1)) for x in arrays]),
-        counted=None,
-        similarity=similarity,
-        weights=weights if call.weights else None,
-        mean_map=mean_map,
-        facts=facts,
-    )
-    return result, (reading, {str(i): rows.real_share[..., k] for k, i in enumerate(fitting)})
-
-
-def _settle(call: _Call, real: tuple[Any, ...], path: str, kept: Any) -> Reading:
-    """A reading once its path is known, and with it which tokens are real."""
-    reading, shares = kept
-    for i, pattern in enumerate(call.patterns):
-        if str(i) in shares and fnmatch.fnmatchcase(path, pattern):
-            share = shares[str(i)]
-            seen = reading.visible > 0
-            padding = jnp.where(seen, jnp.maximum(1 - share, 0), 0)
-            counted = None
-            if real[i].shape[-1] == share.shape[-1] and "cross" not in path:
-                counted = jnp.asarray(real[i])[..., None, :]
-                lead = (1,) * (share.ndim - counted.ndim)
-                counted = jnp.broadcast_to(counted.reshape(*lead, *counted.shape), share.shape)
-            return dataclasses.replace(reading, padding_share=padding, counted=counted)
-    return reading
-
-
-def _fits(real: Any, layout: Any) -> bool:
-    batch = real.shape[:-1]
-    tail = layout.batch[len(layout.batch) - len(batch) :]
-    return (
-        real.shape[-1] == layout.S
-        and len(batch) <= len(layout.batch)
-        and all(a in (1, b) for a, b in zip(batch, tail, strict=True))
-    )
-
-
-def _largest(x: Any) -> Array:
-    x = jnp.asarray(x).astype(jnp.float32)
-    return jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
-
-
-def _facts(request: Request, kind: str, order: int) -> Facts:
-    score: Any = request.score
-    inner, depth = score, request.layout.H
-    while isinstance(inner, Sum):
-        inner = inner.score
-    scale = None
-    if isinstance(inner, Dot):
-        scale = 1.0
-    elif isinstance(inner, ScaledDot) and (factor := inner.static_scale(depth)) is not None:
-        scale = float(factor)
-    plan = explain(
-        *(
-            jax.ShapeDtypeStruct(x.shape, x.dtype)
-            for x in (request.query, request.key, request.value)
-        ),
-        score=score,
-    )
-    mask = None if request.mask is None else repr(request.mask)
-    dtype = np.dtype(request.query.dtype).name
-    axes = len(request.layout.batch)
-    return Facts(kind, order, repr(score), mask, scale, depth, dtype, plan.implementation, axes)

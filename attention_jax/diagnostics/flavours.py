@@ -1,9 +1,6 @@
-"""Running a model of any kind before an observer, and finding what was observed by module path.
+"""Running a model of any kind before an observer, and finding what was observed by module path."""
 
-A module keeps what was observed of it as Flax keeps intermediates, so that it comes out of whatever
-transformation the module is in; a plain function's calls are kept in the order they come.
-"""
-
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 
 from attention_jax._core.observe import observed_by, owned_by, owner
+from attention_jax.diagnostics.harvest import Found, harvest, observe
 
-_NAME = "attention_jax_observed"
-_HELD = "attention_jax_held"
+_PATH = "attention_jax_path"
 
-# request, run, order of the call -> result and what to keep
-Look = Callable[[Any, Callable[[Any], Any], str, int], tuple[Any, Any]]
+# request, run, class of the module -> result and what to keep
+Look = Callable[[Any, Callable[[Any], Any], str], tuple[Any, Any]]
 
 
 class Watch:
@@ -24,28 +21,19 @@ class Watch:
 
     def __init__(self, look: Look) -> None:
         self.look = look
-        self.calls = 0
-        self.loose: list[Any] = []
 
     def __call__(self, request: Any, run: Callable[[Any], Any]) -> Any:
         """One call of attention, looked at."""
         module: Any = owner()
-        kind = _class(module)
-        result, kept = self.look(request, run, kind, self.calls)
-        self.calls += 1
-        if is_nnx(module):
-            before = getattr(module, _NAME, None)
-            parts = () if before is None else before.get_value()
-            setattr(module, _NAME, _intermediate()((*parts, kept)))
-        elif is_linen(module):
-            module.sow(_NAME, _NAME, kept)
-        else:
-            self.loose.append(kept)
-        return result
+        kind = "attend" if module is None else type(module).__name__
+        result, kept = self.look(request, run, kind)
+        return result._replace(out=observe(result.out, kept, _path_of(module), kind))
 
 
-def _class(module: Any) -> str:
-    return "attend" if module is None else type(module).__name__
+def _path_of(module: Any) -> str:
+    if is_linen(module):
+        return "/".join(module.path)
+    return getattr(module, _PATH, "")
 
 
 class Model(NamedTuple):
@@ -84,8 +72,10 @@ def take_apart(model: Any, variables: Any) -> Model:
         ValueError: a Linen module without variables, or variables for what has its own.
     """
     if is_linen(model):
+        if variables is None and model.scope is not None:
+            model, variables = model.unbind()
         if variables is None:
-            raise ValueError("a Linen module keeps no arrays: give variables=")
+            raise ValueError("a Linen module keeps no arrays: give variables=, or bind it")
         rest = {name: part for name, part in variables.items() if name != "params"}
         return Model("linen", model, variables.get("params", {}), rest)
     if variables is not None:
@@ -99,82 +89,66 @@ def take_apart(model: Any, variables: Any) -> Model:
     return Model("function", model, None, None)
 
 
-def with_held(model: Model, held: Mapping[str, Any]) -> Model:
-    """The model, some of whose modules hold an array more, by path.
-
-    Being a variable, the array is cut where the module's layers are scanned, as its parameters are.
-    """
-    if not held:
-        return model
-    if model.flavour == "linen":
-        tree: dict[str, Any] = {}
-        for path, array in held.items():
-            place = tree
-            for step in path.split("/"):
-                place = place.setdefault(step, {})
-            place[_HELD] = array
-        return model._replace(rest={**model.rest, _HELD: tree})
-    from flax import nnx
-
-    module = nnx.merge(model.graph, model.parameters, model.rest)
-    for path, array in held.items():
-        part: Any = module
-        for step in path.split("/"):
-            part = part[int(step)] if step.isdigit() else getattr(part, step)
-        setattr(part, _HELD, nnx.Variable(array))
-    return Model("nnx", *nnx.split(module, nnx.Param, ...))
-
-
-def held() -> Any:
-    """The array that the module whose attention runs was given to hold, or None."""
-    module: Any = owner()
-    if is_nnx(module):
-        variable = getattr(module, _HELD, None)
-        return None if variable is None else variable.get_value()
-    if is_linen(module) and module.has_variable(_HELD, _HELD):
-        return module.get_variable(_HELD, _HELD)
-    return None
-
-
 def run(
-    model: Model, watch: Watch | None, method: str | None, args: Any, options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The model's output, and what was observed, by path and in the order it ran."""
+    model: Model,
+    watch: Watch | None,
+    method: str | None,
+    args: Any,
+    options: Any,
+    gates: Mapping[int, Any] | None = None,
+) -> tuple[Any, dict[str, Found]]:
+    """The model's output, and what was observed, by name and in the order it ran.
+
+    Args:
+        model: the model.
+        watch: who looks on; None for nobody.
+        method: as in `capture`; and so are the others.
+        args: as in `capture`.
+        options: as in `capture`.
+        gates: by place in that order, what an attention's output `[*B, T, N, V]` is multiplied
+            with.
+    """
     runner = {"nnx": _run_nnx, "linen": _run_linen, "function": _run_function}[model.flavour]
     if watch is None:
-        return runner(model, method, args, options)[0], {}
-    with observed_by(watch):
-        output, found = runner(model, method, args, options)
-    kept = [(path, part) for path, parts in found for part in parts]
-    kept += [("attend", part) for part in watch.loose]
-    counts: dict[str, int] = {}
-    for path, _ in kept:
-        counts[path] = counts.get(path, 0) + 1
+        return runner(model, method, args, options), {}
+
+    leaves, structure = jax.tree.flatten((*model[2:], args, options))
+
+    def observed(arrays: list[Any]) -> Any:
+        fresh = iter(arrays)
+        whole = [next(fresh) if hasattr(x, "dtype") else x for x in leaves]
+        parameters, rest, args, options = jax.tree.unflatten(structure, whole)
+        with observed_by(watch), _naming_linen():
+            return runner(Model(*model[:2], parameters, rest), method, args, options)
+
+    output, found = harvest(observed, [x for x in leaves if hasattr(x, "dtype")], gates=gates)
+    # a model that is itself an attention has no path: its class is its name
+    names = [x.tag.path or x.tag.kind for x in found]
     seen: dict[str, int] = {}
     named = {}
-    for path, part in kept:
-        seen[path] = seen.get(path, -1) + 1
-        named[path if counts[path] == 1 else f"{path}#{seen[path]}"] = part
+    for name, x in zip(names, found, strict=True):
+        seen[name] = seen.get(name, -1) + 1
+        named[name if names.count(name) == 1 else f"{name}#{seen[name]}"] = x
     return output, named
 
 
 def _run_function(model: Model, method: str | None, args: Any, options: Any) -> Any:
     if method is not None:
         raise ValueError("method is for modules: a function has none")
-    return model.graph(*args, **options), []
+    return model.graph(*args, **options)
 
 
 def _run_nnx(model: Model, method: str | None, args: Any, options: Any) -> Any:
     from flax import nnx
 
     module = nnx.merge(model.graph, model.parameters, model.rest)
-    for _, part in nnx.iter_graph(module):
+    for path, part in nnx.iter_graph(module):
+        if is_nnx(part) and callable(part):  # static, so it goes through any transformation
+            setattr(part, _PATH, "/".join(map(str, path)))
         # Flax's own attention: its attention_fn does not know whose it is
         if is_nnx(part) and callable(getattr(part, "attention_fn", None)):
             part.attention_fn = _with_owner(part, part.attention_fn)
-    output = (module if method is None else getattr(module, method))(*args, **options)
-    state = nnx.to_flat_state(nnx.pop(module, _intermediate()))
-    return output, [("/".join(map(str, path[:-1])), part.get_value()) for path, part in state]
+    return (module if method is None else getattr(module, method))(*args, **options)
 
 
 def _with_owner(module: Any, function: Any) -> Any:
@@ -185,34 +159,25 @@ def _with_owner(module: Any, function: Any) -> Any:
     return owned
 
 
-def _intermediate() -> Any:
-    from flax import nnx
-
-    return nnx.Intermediate
-
-
 def _run_linen(model: Model, method: str | None, args: Any, options: Any) -> Any:
-    from flax import linen
-
     variables = {**model.rest, "params": model.parameters}
+    output, _ = model.graph.apply(
+        variables, *args, **options, method=method, mutable=list(model.rest)
+    )
+    return output
+
+
+def _naming_linen() -> Any:
+    """Inside, calls of attention belong to the Linen module that runs; functions have some too."""
+    if sys.modules.get("flax.linen") is None:
+        return contextlib.nullcontext()
+    from flax import linen
 
     def whose(call: Any, args: Any, options: Any, context: Any) -> Any:
         with owned_by(context.module):
             return call(*args, **options)
 
-    with linen.intercept_methods(whose):
-        output, changed = model.graph.apply(
-            variables, *args, **options, method=method, mutable=[*model.rest, _NAME]
-        )
-    return output, list(_leaves(changed.get(_NAME, {}), ()))
-
-
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    for name, part in tree.items():
-        if name == _NAME:
-            yield "/".join(path), part
-        else:
-            yield from _leaves(part, (*path, name))
+    return linen.intercept_methods(whose)
 
 
 def parameters_by_path(model: Model, tree: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 out = Σ_n ξ_n head_n(x) W_n,   ξ = 1
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,26 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.record import static
 from attention_jax._modules.arguments import check_choice
 from attention_jax.diagnostics import flavours
 from attention_jax.kernels.request import Request, Result
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Gates:
-    """The gates of one attention, open, `[*layers, *B, N]`, and when and where it ran."""
+class _Gates(NamedTuple):
+    """The gates of one attention: their number in the order of running, and axes.
 
-    open: Any
-    kind: str = static()
-    order: int = static()
-    axes: int = static()
+    Attributes:
+        number: its place in the order.
+        layers: lengths of the scans around it.
+        batch: the axes of examples.
+        heads: N.
+    """
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The axes of scanned layers in front."""
-        return self.open.shape[: self.open.ndim - self.axes]
+    number: int
+    layers: tuple[int, ...]
+    batch: tuple[int, ...]
+    heads: int
 
     def names(self, path: str) -> list[str]:
         """What its layers are called, as `capture` calls them: the path alone, or with numbers."""
@@ -48,40 +46,33 @@ class _Task(NamedTuple):
     args: Any
     options: Any
 
-    def run(
-        self, gates: Mapping[str, Array], every: Mapping[str, _Gates]
-    ) -> tuple[Any, dict[str, _Gates]]:
-        """The output with gates `[*layers, *#B, N]` by path, and open gates by path."""
-        by_order = {every[path].order: gate for path, gate in gates.items()}
-        scanned = {path: gate for path, gate in gates.items() if every[path].layers}
+    def run(self, gates: Mapping[int, Array]) -> tuple[Any, dict[str, flavours.Found]]:
+        """The output with gates `[*layers, *#B, N]` by number, and who ran, by path."""
 
-        def look(request: Request, run: Any, kind: str, order: int) -> tuple[Result, Any]:
-            result, layout = run(request), request.layout
-            # Of scanned layers all have one place in the order: each holds its own gate.
-            gate = by_order.get(order) if (own := flavours.held()) is None else own
-            if gate is not None:
-                gate = gate.astype(result.out.dtype)[..., None, :, None]
-                gate = gate.reshape((1,) * (result.out.ndim - gate.ndim) + gate.shape)
-                result = result._replace(out=result.out * gate)
-            gates_of_all = jnp.ones((*layout.batch, layout.N), jnp.float32)
-            return result, _Gates(gates_of_all, kind, order, gates_of_all.ndim)
+        def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
+            layout = request.layout
+            return run(request), jnp.zeros((*layout.batch, layout.N, 0), jnp.float32)
 
-        watch, model = flavours.Watch(look), flavours.with_held(self.model, scanned)
-        output, kept = flavours.run(model, watch, self.method, self.args, self.options)
-        return output, {path or part.kind: part for path, part in kept.items()}
+        wide = {number: gate[..., None, :, None] for number, gate in gates.items()}
+        watch = flavours.Watch(look)
+        return flavours.run(self.model, watch, self.method, self.args, self.options, wide)
 
     def gates(self) -> dict[str, _Gates]:
         """The gates by path, in the order of running, without running."""
-        found = jax.eval_shape(lambda: self.run({}, {})[1])
+        found: dict[str, flavours.Found] = {}
+
+        def look() -> Any:
+            found.update(self.run({})[1])
+            return [x.leaves for x in found.values()]
+
+        shapes = [leaf.shape[:-1] for (leaf,) in jax.eval_shape(look)]
         if not found:
             raise ValueError("no attention of attention_jax ran in this model")
-        for path, part in found.items():
-            if part.layers and "#" in path:
-                raise NotImplementedError(
-                    f"{path}: an attention that a scanned layer runs more than once; build the "
-                    "model with scan_layers=False"
-                )
-        return dict(sorted(found.items(), key=lambda item: item[1].order))
+        made = {}
+        for number, (path, shape) in enumerate(zip(found, shapes, strict=True)):
+            layers = found[path].layers
+            made[path] = _Gates(number, layers, shape[len(layers) : -1], shape[-1])
+        return made
 
 
 def _task(model: Any, inputs: Any, variables: Any, method: Any, options: Any) -> _Task:
@@ -143,24 +134,27 @@ def head_importance(
     task = _task(model, inputs, variables, method, options)
     every = task.gates()
 
-    def lost(gates: dict[str, Array]) -> Array:
-        return loss(task.run(gates, every)[0])
+    def lost(gates: dict[int, Array]) -> Array:
+        return loss(task.run(gates)[0])
 
     if kind == "gradient":
-        gates = {path: jnp.ones(part.open.shape, jnp.float32) for path, part in every.items()}
-        slopes = jax.jit(jax.grad(lost))(gates)
-        examples = {
-            path: tuple(range(len(part.layers), part.open.ndim - 1)) for path, part in every.items()
+        gates = {
+            part.number: jnp.ones((*part.layers, *part.batch, part.heads), jnp.float32)
+            for part in every.values()
         }
-        by_path = {path: np.abs(np.asarray(x)).sum(examples[path]) for path, x in slopes.items()}
+        slopes = jax.jit(jax.grad(lost))(gates)
+        worth = [
+            np.abs(np.asarray(slopes[part.number]))
+            .reshape(-1, math.prod(part.batch), part.heads)
+            .sum(1)
+            for part in every.values()
+        ]
     else:
-        by_path = _ablate(lost, every)
+        worth = _ablate(lost, list(every.values()))
     found = {
         name: row
-        for path, part in every.items()
-        for name, row in zip(
-            part.names(path), by_path[path].reshape(-1, part.open.shape[-1]), strict=True
-        )
+        for (path, part), rows in zip(every.items(), worth, strict=True)
+        for name, row in zip(part.names(path), rows, strict=True)
     }
     if normalize:
         lengths = {path: float(np.linalg.norm(x)) for path, x in found.items()}
@@ -168,20 +162,19 @@ def head_importance(
     return found
 
 
-def _ablate(lost: Callable[[Any], Array], every: Mapping[str, _Gates]) -> dict[str, np.ndarray]:
+def _ablate(lost: Callable[[Any], Array], every: Sequence[_Gates]) -> list[np.ndarray]:
     """The loss without each head in turn, less the loss with all: one program, run in a loop."""
-    shapes = [(*part.layers, part.open.shape[-1]) for part in every.values()]
+    shapes = [(*part.layers, part.heads) for part in every]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
 
     def without(shut: Array) -> Array:
         parts = jnp.split(1 - shut, ends[:-1].tolist())
-        gates = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        return lost(dict(zip(every, gates, strict=True)))
+        return lost({g.number: x.reshape(s) for g, x, s in zip(every, parts, shapes, strict=True)})
 
     shut = jnp.concatenate([jnp.zeros((1, ends[-1])), jnp.eye(int(ends[-1]))])
     losses = np.asarray(jax.jit(functools.partial(jax.lax.map, without))(shut))
     worth = np.split(losses[1:] - losses[0], ends[:-1].tolist())
-    return dict(zip(every, worth, strict=True))
+    return [x.reshape(-1, part.heads) for x, part in zip(worth, every, strict=True)]
 
 
 def silence_heads(
@@ -213,15 +206,15 @@ def silence_heads(
     places = {
         name: (path, i) for path, part in every.items() for i, name in enumerate(part.names(path))
     }
-    gates: dict[str, np.ndarray] = {}
+    gates: dict[int, np.ndarray] = {}
     for name, shut in heads.items():
         if name not in places:
             raise ValueError(f"heads: no attention {name!r}; there are {', '.join(places)}")
         path, i = places[name]
-        layers, count = every[path].layers, every[path].open.shape[-1]
+        layers, count = every[path].layers, every[path].heads
         wrong = [n for n in shut if not 0 <= n < count]
         if wrong:
             raise ValueError(f"heads: {name!r} has heads 0 to {count - 1}, and no {wrong[0]}")
-        gate = gates.setdefault(path, np.ones((*layers, count), np.float32))
+        gate = gates.setdefault(every[path].number, np.ones((*layers, count), np.float32))
         gate.reshape(-1, count)[i, list(shut)] = 0
-    return task.run({path: jnp.asarray(gate) for path, gate in gates.items()}, every)[0]
+    return task.run({number: jnp.asarray(gate) for number, gate in gates.items()})[0]

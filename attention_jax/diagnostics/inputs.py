@@ -3,12 +3,8 @@
 output, inputs = attention_inputs(model, x)      inside the loss, differentiable
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
-import jax
-
-from attention_jax._core.record import static
 from attention_jax.diagnostics import flavours
 from attention_jax.kernels.request import Request, Result
 
@@ -35,16 +31,6 @@ class AttentionInputs(NamedTuple):
     bias: Any
     query_positions: Any
     key_positions: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """The inputs of one call, the class of its module and its place in the order of calls."""
-
-    inputs: AttentionInputs
-    kind: str = static()
-    order: int = static()
 
 
 def attention_inputs(
@@ -82,11 +68,10 @@ def attention_inputs(
         (3, 2, 5)
     """
 
-    def look(request: Request, run: Any, kind: str, order: int) -> tuple[Result, Any]:
+    def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
         given = AttentionInputs(*(getattr(request, name) for name in AttentionInputs._fields))
-        return run(request), _Kept(given, kind, order)
+        return run(request), given
 
     parts = flavours.take_apart(model, variables)
-    output, kept = flavours.run(parts, flavours.Watch(look), method, inputs, options)
-    ordered = sorted(kept.items(), key=lambda item: item[1].order)
-    return output, {path or part.kind: part.inputs for path, part in ordered}
+    output, found = flavours.run(parts, flavours.Watch(look), method, inputs, options)
+    return output, {name: x.kept for name, x in found.items()}

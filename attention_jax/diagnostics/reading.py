@@ -22,6 +22,7 @@ class Facts(NamedTuple):
         dtype: the query's dtype.
         implementation: the kernel that the plan would choose.
         batch_axes: how many axes `*B` has.
+        keys: S.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Facts(NamedTuple):
     dtype: str
     implementation: str
     batch_axes: int
+    keys: int
 
 
 @jax.tree_util.register_dataclass

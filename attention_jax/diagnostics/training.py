@@ -57,24 +57,13 @@ def attention_stats(
         {'layers/0/self_attention': (3, 2, 5)}
     """
 
-    def look(request: Request, run: Any, kind: str, order: int) -> tuple[Result, Any]:
+    def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
         result = run(dataclasses.replace(request, statistics=True))
-        return result, _Kept(result.stats, kind, order)
+        return result, result.stats
 
     parts = flavours.take_apart(model, variables)
-    output, kept = flavours.run(parts, flavours.Watch(look), method, inputs, options)
-    ordered = sorted(kept.items(), key=lambda item: item[1].order)
-    return output, {path or part.kind: part.stats for path, part in ordered}
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """The statistics of one call, the class of its module and its place in the order of calls."""
-
-    stats: Stats
-    kind: str = static()
-    order: int = static()
+    output, found = flavours.run(parts, flavours.Watch(look), method, inputs, options)
+    return output, {name: x.kept for name, x in found.items()}
 
 
 @jax.tree_util.register_dataclass
