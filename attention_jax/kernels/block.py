@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, matmul, stats_dtype
+from attention_jax._core.products import weighted_sum
 from attention_jax._core.term import Sides, without_hidden
 from attention_jax.dropout import keep
 from attention_jax.kernels.problem import Problem, Static, part
@@ -128,7 +129,7 @@ def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -
 
 def weights_times(weights: Array, value: Array) -> Array:
     """`weights · value`, accumulated in the weights' dtype."""
-    return matmul(weights, value).astype(weights.dtype)
+    return weighted_sum(weights, value).astype(weights.dtype)
 
 
 def drop(block: Problem, facts: Static, weights: Array) -> Array:

@@ -25,6 +25,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax._core.products import product_by_value
 from attention_jax.kernels.block import (
     cut,
     drop,
@@ -173,7 +174,9 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
             d_logits = jnp.where(logits == NEG_INF, 0, d_logits)
         change = weights * d_logits
         dropped = drop(block, facts, weights)
-        d_out = weights_times(dropped * d_logits, value) + weights_times(dropped, d_value)
+        d_out = weights_times(dropped * d_logits, value)
+        if d_block.sides.key["value"] is not None:
+            d_out = d_out + product_by_value(dropped, d_value).astype(d_out.dtype)
         d_lse = jnp.sum(change, axis=-1)
         surprise = jnp.zeros_like(d_lse)
         if facts.statistics:

@@ -23,6 +23,7 @@ from attention_jax._core.numerics import (
     safe_normalize,
     stats_dtype,
 )
+from attention_jax._core.products import pair_products
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
 from attention_jax.scores.score import Score
@@ -55,7 +56,7 @@ class Dot(Score):
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`q kᵀ`."""
-        return matmul(sides.query, sides.key.T)
+        return pair_products(sides.query, sides.key)
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +106,7 @@ class ScaledDot(Score):
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`q kᵀ`, scaled afterwards and in float32 for low-precision inputs."""
-        scores = matmul(sides.query, sides.key.T)
+        scores = pair_products(sides.query, sides.key)
         if is_low_precision(sides.query.dtype):
             scores = scores * self._factor(sides.query.shape[-1], scores.dtype)
         return scores
@@ -137,7 +138,7 @@ class General(Score):
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """`(q W) kᵀ`."""
-        return matmul(sides.query, sides.key.T)
+        return pair_products(sides.query, sides.key)
 
 
 @jax.tree_util.register_dataclass
@@ -169,7 +170,7 @@ class Cosine(Score):
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """The product of the normalised vectors."""
-        return matmul(sides.query, sides.key.T)
+        return pair_products(sides.query, sides.key)
 
 
 @jax.tree_util.register_dataclass

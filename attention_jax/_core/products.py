@@ -1,0 +1,78 @@
+"""The two matrix products of attention, with derivatives that suit a CPU.
+
+    e = q kᵀ        de = dq kᵀ + q dkᵀ
+    o = w v         do = dw v + w dv
+
+Going back, the gradients of keys and values are products with a transposed plane, `deᵀ q` and
+`wᵀ do`, and XLA's products on a CPU take twice as long when it is the large factor that is
+transposed. So the small factors are turned instead: `(qᵀ de)ᵀ` and `(doᵀ w)ᵀ`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import matmul
+
+Product = Callable[[Array, Array], Array]
+
+# With fewer rows or columns, turning costs more than the slow product.
+_LEAST_ROWS = 512
+
+
+def product_by_key(query: Array, d_key: Array) -> Array:
+    """`q dkᵀ`, `[Tb, H], [Sb, H] -> [Tb, Sb]`; its transpose in dk does not turn the plane."""
+    if not _is_large(query.shape[0], d_key.shape[0]):
+        return matmul(query, d_key.T)
+    return matmul(_turned(query), _turned(d_key).T)
+
+
+def product_by_value(weights: Array, d_value: Array) -> Array:
+    """`w dv`, `[Tb, Sb], [Sb, V] -> [Tb, V]`; its transpose in dv does not turn the weights."""
+    if not _is_large(*weights.shape):
+        return matmul(weights, d_value)
+    return _turned(matmul(weights, _turned(d_value)))
+
+
+def _is_large(rows: int, columns: int) -> bool:
+    return jax.default_backend() == "cpu" and min(rows, columns) >= _LEAST_ROWS
+
+
+def _turned(x: Array) -> Array:
+    """`x`, lying in memory as its transpose; without the barrier XLA turns the product instead."""
+    return jax.lax.optimization_barrier(x.T).T
+
+
+def _bilinear(product: Product, by_second: Product) -> Product:
+    """A product whose tangent in its second factor is `by_second(first, d_second)`."""
+    function = jax.custom_jvp(product)
+
+    def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+        (x, y), (dx, dy) = primals, tangents
+        out = function(x, y)
+        if isinstance(dx, SymbolicZero):
+            still = isinstance(dy, SymbolicZero)
+            return out, jnp.zeros_like(out) if still else by_second(x, dy)
+        d_out = function(dx, y)
+        return out, d_out if isinstance(dy, SymbolicZero) else d_out + by_second(x, dy)
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+_pairs = _bilinear(lambda query, key: matmul(query, key.T), product_by_key)
+_weighted = _bilinear(matmul, product_by_value)
+
+
+def pair_products(query: Array, key: Array) -> Array:
+    """`q kᵀ` of a block, `[Tb, H], [Sb, H] -> [Tb, Sb]`, in float32 at least."""
+    return _pairs(query, key)
+
+
+def weighted_sum(weights: Array, value: Array) -> Array:
+    """`w v` of a block, `[Tb, Sb], [Sb, V] -> [Tb, V]`, in float32 at least."""
+    return _weighted(weights, value)
