@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.checks import as_array, check_count, check_dtype, check_floating
 from attention_jax._core.record import Record, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
@@ -153,9 +153,7 @@ class KVCache(Record):
         length = check_count("length", length, 1 if rolling else 0)
         heads, depth = check_count("heads", heads, 1), check_count("depth", depth)
         values = depth if value_depth is None else check_count("value_depth", value_depth)
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"dtype must be floating, got {np.dtype(dtype).name}")
+        dtype = check_dtype("dtype", dtype)
         return cls(
             key=jnp.zeros((*axes, length, heads, depth), dtype),
             value=jnp.zeros((*axes, length, heads, values), dtype),

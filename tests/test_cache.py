@@ -187,6 +187,11 @@ def test_sizes_dtypes_and_transforms():
         (lambda: _empty().reorder(np.array([0.0])), TypeError, ["order", "float64"]),
         (lambda: _empty(()).reorder(np.array([0])), ValueError, ["axis", "[]"]),
         (
+            lambda: aj.cache.KVCache.init(1, 2, 1, 1, dtype="small"),
+            TypeError,
+            ["dtype must be a floating dtype", "'small'"],
+        ),
+        (
             lambda: aj.attend(QUERY, KEY, VALUE, mask=_empty().mask()),
             ValueError,
             ["9 slots", "S = 7"],

@@ -192,6 +192,11 @@ def real_places(mask: AnyMask, shape: tuple[int, ...]) -> Array | None:
     return jnp.cumsum(real, axis=-1, dtype=jnp.int32) - real
 
 
+def standing(given: Any, mask: AnyMask, shape: tuple[int, ...]) -> Any:
+    """Positions as given, or else as `real_places` has them; None for 0..T-1."""
+    return real_places(mask, shape) if given is None else given
+
+
 def cast(x: AnyArray, dtype: Any) -> AnyArray:
     """`x` in the module's dtype; as it is where the module has none."""
     return x if dtype is None else jnp.asarray(x).astype(dtype)

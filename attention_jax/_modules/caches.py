@@ -37,6 +37,13 @@ def first_cache(cache: Any) -> KVCache:
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
 
 
+def memory_shape(cache: Any) -> tuple[int, ...]:
+    """`[*B, S]`, the shape of a mask of the memory's tokens, from a decoder's caches."""
+    memory: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[1]
+    layers = memory.index.ndim
+    return (*memory.batch, memory.length)[layers:]
+
+
 def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
     """Checks that the next tokens and the tokens before are of one batch.
 

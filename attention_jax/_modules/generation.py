@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count
+from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
 from attention_jax._modules import beam
@@ -44,14 +44,14 @@ class Task:
 
     Attributes:
         source: Ids `[*B, S]`: a translation's source, or a prompt.
-        mask: Which of them are real, as a mask of keys.
+        mask: Which of them are real: a boolean array `[*B, S]`, or a mask of keys.
         bos: The id that begins a sentence; so on for `eos` and `pad`; -1 is none.
         prompt: Whether the model goes on after `source`.
         length: The most tokens to make.
     """
 
     source: Any
-    mask: Mask | None
+    mask: AnyMask
     bos: Array
     eos: Array
     pad: Array
@@ -100,8 +100,8 @@ def task(
     wrong = None if bos is None else _outside(bos, target_vocab)
     if wrong is not None:
         raise ValueError(f"bos is {wrong.item()}, but the vocabulary has {target_vocab}")
-    mask = token_mask("source_mask", mask, np.shape(source))
-    _check_source(source, mask, source_vocab)
+    _check_source(source, token_mask("source_mask", mask, np.shape(source)), source_vocab)
+    mask = mask if mask is None or isinstance(mask, Mask) else jnp.asarray(mask)
     return Task(jnp.asarray(source), mask, *ends, prompt=prompt, length=length)
 
 
@@ -135,13 +135,7 @@ def draw(key: Any, temperature: Any, top_k: int | None, top_p: Any) -> Draw:
         TypeError: If the key is none.
         ValueError: If an option is out of range.
     """
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"key must be a PRNG key, such as jax.random.key(0), got {key!r}")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed and np.dtype(key.dtype) != np.uint32:
-        raise TypeError(f"key must be a PRNG key, got dtype {np.dtype(key.dtype).name}")
-    if len(key.shape) != (0 if typed else 1):
-        raise ValueError(f"key must be one PRNG key, got keys of shape {list(key.shape)}")
+    check_key("key", key)
     check_sampling(temperature, top_k, top_p)
     return Draw(key, temperature, top_p, top_k)
 
@@ -190,10 +184,12 @@ def _begin(ask: Ask, task: Task) -> tuple[Step, Array, Any]:
     if task.prompt:
         return _after_prompt(ask, task)
     memory = ask("encode", task.source, task.mask, deterministic=True)
+    # As a mask of keys, which holds for beams in front of the batch too.
+    seen = token_mask("source_mask", task.mask, task.source.shape)
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
         token = token[..., None]
-        logits, state = ask("with_cache", token, state, task.mask, deterministic=True)
+        logits, state = ask("with_cache", token, state, seen, deterministic=True)
         return logits[..., 0, :], state
 
     first = jnp.broadcast_to(task.bos, task.source.shape[:-1])
@@ -209,7 +205,7 @@ def _after_prompt(ask: Ask, task: Task) -> tuple[Step, Array, Any]:
 
     prompt, valid = task.source, None
     if task.mask is not None:
-        real = task.mask.to_array(1, prompt.shape[-1]).reshape(prompt.shape)
+        real = jnp.asarray(task.mask)  # an array, as it is checked to be
         # Padding moves to the left, so that every prompt ends in the last column.
         order = jnp.argsort(real, axis=-1, stable=True)
         prompt = jnp.take_along_axis(prompt, order, axis=-1)

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax import scores
 from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
+from attention_jax._modules.arguments import check_activation
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats
 
@@ -156,6 +158,13 @@ class ScaledDot(ScoreRecipe):
 
     scale: float | int | None = None
 
+    def __post_init__(self) -> None:
+        if self.scale is not None and not isinstance(self.scale, int | float | np.number):
+            raise TypeError(
+                f"scale must be a number, got {type(self.scale).__name__}; for one that trains "
+                "give attention_jax.scores.scaled_dot an array"
+            )
+
     def build(self, values: Mapping[str, Array]) -> Score:
         """`scores.scaled_dot(scale)`."""
         del values
@@ -190,6 +199,7 @@ class _Hidden(ScoreRecipe):
     def __post_init__(self) -> None:
         if self.hidden_features is not None:
             check_count("hidden_features", self.hidden_features, 1)
+        check_activation(self.activation)
 
     def _width(self, sizes: Sizes) -> int:
         return sizes.query_depth if self.hidden_features is None else self.hidden_features

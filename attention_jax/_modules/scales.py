@@ -201,6 +201,8 @@ class LogLength(Wrapped):
 
 
 def _check_positive(name: str, value: float | int | None) -> None:
+    if value is not None and not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a positive number, got {type(value).__name__}")
     if value is not None and not 1e-4 < value < math.inf:
         raise ValueError(f"{name} must be positive (above 1e-4), got {value}")
 

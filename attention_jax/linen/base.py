@@ -7,24 +7,21 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import (
     AnyBias,
     AnyMask,
-    as_mask,
-    check_implementation,
     combine,
 )
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_fields
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
 from attention_jax.linen.randomness import dropout_key, loud
 from attention_jax.masks import Mask
-from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats
 
@@ -43,11 +40,7 @@ class AttentionLayer(nn.Module, kw_only=True):
     block_size: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_rate("dropout_rate", self.dropout_rate)
-        as_mask(self.mask)
-        check_implementation(self.implementation)
-        if self.block_size is not None:
-            block_pair(self.block_size)
+        check_fields(self)
         super().__post_init__()
 
     @nn.nowrap

@@ -134,9 +134,8 @@ class TransformerLM(Parts):
             `[*B, T, vocab]`.
         """
         check_tokens("tokens", tokens)
-        at, shape = query_positions, np.shape(tokens)
-        if at is None:
-            at = arguments.real_places(token_mask, shape)
+        shape = np.shape(tokens)
+        at = arguments.standing(query_positions, token_mask, shape)
         mask = arguments.token_mask("token_mask", token_mask, shape)
         x = self._embed(tokens, at, deterministic)
         return self.logits(self.decoder(x, mask, deterministic, query_positions=at))

@@ -15,11 +15,11 @@ from attention_jax._modules.arguments import (
     KeyInputs,
     QueryInputs,
     as_mask,
-    check_implementation,
     check_width,
     combine,
 )
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_fields
 from attention_jax._modules.shield import shielded
 from attention_jax.attend import attend, attend_with_stats, attention_weights
 from attention_jax.cache import KVCache
@@ -68,7 +68,7 @@ class MeanAttention(nn.Module):
         check_count("in_features", self.in_features, 1)
         if self.in_kv_features is not None:
             check_count("in_kv_features", self.in_kv_features, 1)
-        check_implementation(self.implementation)
+        check_fields(self)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count, check_rate
+from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import (
     AnyMask,
     Features,
     as_mask,
-    check_activation,
     check_choice,
 )
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_fields
 from attention_jax.cache import KVCache
 from attention_jax.linen.attention import MultiHeadAttention
 from attention_jax.linen.mean import MeanAttention
@@ -64,7 +64,7 @@ class FeedForward(nn.Module):
     def __post_init__(self) -> None:
         check_count("in_features", self.in_features, 1)
         check_count("mlp_features", self.mlp_features, 1)
-        check_activation(self.activation)
+        check_fields(self)
         super().__post_init__()
 
     @nn.compact
@@ -120,10 +120,8 @@ class Parts(nn.Module, kw_only=True):
         """Raises, while the layer is written down, what its parts would raise when it is used."""
         check_count("in_features", features, 1)
         check_count("mlp_features", mlp_features, 1)
-        check_activation(self.activation)
         check_choice("norm", self.norm, "post", "pre")
-        check_rate("dropout_rate", self.dropout_rate)
-        check_rate("attention_dropout_rate", self.attention_dropout_rate)
+        check_fields(self)
         self.mask = as_mask(self.mask)
         self._self_attention(num_heads, features, self.mask, positions=positions, parent=None)
 

@@ -217,6 +217,8 @@ class TransformerDecoder(LayerStack):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
         """The states, and every layer's weights of its attention to the memory, before dropout.
 
@@ -226,13 +228,15 @@ class TransformerDecoder(LayerStack):
             mask: As in the call.
             memory_mask: As in the call.
             deterministic: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
         """
 
         def call(layer: Any, x: Any, item: None) -> tuple[Array, Any]:
-            return layer.with_weights(x, memory, mask, memory_mask, deterministic)
+            given = (x, memory, mask, memory_mask, deterministic)
+            return layer.with_weights(*given, query_positions=query_positions)
 
         x, every = self._each(call, self._enter(x))
         return self._finish(x), self._stack(every)
@@ -244,6 +248,8 @@ class TransformerDecoder(LayerStack):
         mask: AnyMask = None,
         memory_mask: AnyMask = None,
         deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The states, and the statistics of every layer's attention to the memory.
 
@@ -255,13 +261,15 @@ class TransformerDecoder(LayerStack):
             mask: As in the call.
             memory_mask: As in the call.
             deterministic: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
         """
 
         def call(layer: Any, x: Any, item: None) -> tuple[Array, Any]:
-            return layer.with_stats(x, memory, mask, memory_mask, deterministic)
+            given = (x, memory, mask, memory_mask, deterministic)
+            return layer.with_stats(*given, query_positions=query_positions)
 
         x, every = self._each(call, self._enter(x))
         return self._finish(x), self._stack(every)

@@ -19,9 +19,10 @@ from attention_jax._modules.arguments import (
     Target,
     check_choice,
     check_tokens,
+    standing,
     token_mask,
 )
-from attention_jax._modules.caches import check_batch, first_cache
+from attention_jax._modules.caches import check_batch, first_cache, memory_shape
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
 from attention_jax._modules.recipes import Initializer
@@ -40,7 +41,8 @@ class Transformer(Parts):
 
     Masks say which tokens are real. They are boolean arrays of the ids' own shape (True is a real
     token), or mask objects such as `attention_jax.masks.padding(lengths)`. What a padded position
-    computes is finite, and nobody sees it.
+    computes is finite, and nobody sees it. A token's position is 0, 1, … unless it is given; under
+    a boolean array real tokens alone count, so that padding may stand on either side.
 
     Args:
         num_layers: Layers of the encoder, and of the decoder.
@@ -159,15 +161,16 @@ class Transformer(Parts):
             source: Ids `[*B, S]`.
             source_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
-            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand, 0..S-1 by default.
+            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand; by default as said.
 
         Returns:
             `[*B, S, features]`.
         """
         check_tokens("source", source)
-        x = self._embed(self.source_embedding, source, deterministic, query_positions)
+        at = standing(query_positions, source_mask, np.shape(source))
+        x = self._embed(self.source_embedding, source, deterministic, at)
         mask = token_mask("source_mask", source_mask, np.shape(source))
-        return self.encoder(x, mask, deterministic, query_positions=query_positions)
+        return self.encoder(x, mask, deterministic, query_positions=at)
 
     def decode(
         self,
@@ -187,7 +190,7 @@ class Transformer(Parts):
             target_mask: Which target tokens are real.
             memory_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
-            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand, 0..T-1 by default.
+            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand; by default as said.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
@@ -218,8 +221,8 @@ class Transformer(Parts):
         Returns:
             `[*B, T, features]`.
         """
-        masks, at = (target_mask, memory_mask), query_positions
-        inputs = self._inputs(target, memory, *masks, deterministic, at)
+        at = standing(query_positions, target_mask, np.shape(target))
+        inputs = self._inputs(target, memory, target_mask, memory_mask, deterministic, at)
         return self.decoder(*inputs, deterministic=deterministic, query_positions=at)
 
     def new_cache(
@@ -268,8 +271,9 @@ class Transformer(Parts):
         check_batch("target", target, cache, 1)
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
         x = self._embed(self.target_embedding, target, deterministic, at)
+        mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
         options = {"valid": valid, "deterministic": deterministic}
-        x, cache = self.decoder.with_cache(x, cache, memory_mask, **options)
+        x, cache = self.decoder.with_cache(x, cache, mask, **options)
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
@@ -292,6 +296,9 @@ class Transformer(Parts):
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
         deterministic: Flag = None,
+        *,
+        source_positions: Any = None,
+        target_positions: Any = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token, given the source.
 
@@ -301,13 +308,16 @@ class Transformer(Parts):
             source_mask: Which source tokens are real.
             target_mask: Which target tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
+            source_positions: ints `[S]` or `[*B, S]`; by default as said.
+            target_positions: ints `[T]` or `[*B, T]`; by default as said.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
         """
         memory_mask = token_mask("source_mask", source_mask, np.shape(source))
-        memory = self.encode(source, memory_mask, deterministic)
-        return self.decode(target, memory, target_mask, memory_mask, deterministic)
+        memory = self.encode(source, source_mask, deterministic, query_positions=source_positions)
+        inputs = (target, memory, target_mask, memory_mask, deterministic)
+        return self.decode(*inputs, query_positions=target_positions)
 
     def cross_attention_weights(
         self,
@@ -327,8 +337,8 @@ class Transformer(Parts):
         Returns:
             `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
         """
-        inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_weights(*inputs, deterministic=True)[1]
+        inputs, options = self._both(source, target, source_mask, target_mask)
+        return self.decoder.with_weights(*inputs, **options)[1]
 
     def cross_attention_stats(
         self,
@@ -350,8 +360,8 @@ class Transformer(Parts):
         Returns:
             Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
         """
-        inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_stats(*inputs, deterministic=True)[1]
+        inputs, options = self._both(source, target, source_mask, target_mask)
+        return self.decoder.with_stats(*inputs, **options)[1]
 
     def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag, at: Any = None) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
@@ -376,7 +386,9 @@ class Transformer(Parts):
 
     def _both(
         self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask
-    ) -> tuple[Any, ...]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         memory_mask = token_mask("source_mask", source_mask, np.shape(source))
-        memory = self.encode(source, memory_mask, True)
-        return self._inputs(target, memory, target_mask, memory_mask, True)
+        memory = self.encode(source, source_mask, True)
+        at = standing(None, target_mask, np.shape(target))
+        inputs = self._inputs(target, memory, target_mask, memory_mask, True, at)
+        return inputs, {"deterministic": True, "query_positions": at}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.checks import check_count
+from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides
@@ -235,26 +235,20 @@ def random(
         Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences", arXiv:2007.14062, §2,
         "random attention", and appendix D.
     """
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"key must be a PRNG key, such as jax.random.key(0), got {key!r}")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed and np.dtype(key.dtype) != np.uint32:
-        raise TypeError(f"key must be a PRNG key, got dtype {np.dtype(key.dtype).name}")
+    check_key("key", key)
     length, size, blocks = (
         check_count(name, value, 1)
         for name, value in (("length", length), ("block_size", block_size), ("blocks", blocks))
     )
     heads = None if num_heads is None else check_count("num_heads", num_heads, 1)
     if not is_concrete(key):
-        return RandomBlocks(_one_key(key, typed), None, length, size, blocks, heads)
+        return RandomBlocks(_typed(key), None, length, size, blocks, heads)
     with jax.ensure_compile_time_eval():
-        key = _one_key(key, typed)
+        key = _typed(key)
         bits = tuple(int(word) for word in np.asarray(jax.random.key_data(key)).ravel())
     return RandomBlocks(None, (str(jax.random.key_impl(key)), bits), length, size, blocks, heads)
 
 
-def _one_key(key: Any, typed: bool) -> Any:
-    key = key if typed else jax.random.wrap_key_data(jnp.asarray(key))
-    if key.shape:
-        raise ValueError(f"key must be one PRNG key, got keys of shape {list(key.shape)}")
-    return key
+def _typed(key: Any) -> Any:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return key if typed else jax.random.wrap_key_data(jnp.asarray(key))

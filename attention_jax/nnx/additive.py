@@ -20,6 +20,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import KERNEL_INIT, Initializer, Sizes
+from attention_jax._modules.settings import check_settings
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
@@ -85,6 +86,7 @@ class AdditiveAttention(AttentionLayer):
         rngs: nnx.Rngs,
     ) -> None:
         check_rngs(type(self).__name__, rngs)
+        check_settings(dtype=dtype, param_dtype=param_dtype, kernel_init=kernel_init)
         self.query_features = check_count("query_features", query_features, 1)
         self.key_features = check_count("key_features", key_features, 1)
         self.hidden_features = check_count("hidden_features", hidden_features, 1)

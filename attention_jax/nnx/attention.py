@@ -23,6 +23,7 @@ from attention_jax._modules.arguments import (
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
+from attention_jax._modules.settings import check_settings
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.places import AnyPositions, PositionParameters
 from attention_jax.nnx.projection import ProjectedAttention
@@ -151,6 +152,19 @@ class MultiHeadAttention(ProjectedAttention):
         key_ln_scale_metadata: Metadata = _NONE,
     ) -> None:
         check_rngs(type(self).__name__, rngs)
+        check_settings(
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            out_kernel_init=out_kernel_init,
+            bias_init=bias_init,
+            out_bias_init=out_bias_init,
+            use_bias=use_bias,
+            normalize_qk=normalize_qk,
+            fused_qkv=fused_qkv,
+            decode=decode,
+        )
         self.num_heads = num_heads
         self.in_features = check_count("in_features", in_features, 1)
         self.qkv_features = in_features if qkv_features is None else qkv_features

@@ -5,18 +5,17 @@ from typing import Any
 from flax import nnx
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_rate
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import (
     AnyBias,
     AnyMask,
     as_mask,
-    check_implementation,
     combine,
 )
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training
+from attention_jax._modules.settings import check_settings
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
 from attention_jax.masks import Mask
@@ -46,11 +45,20 @@ class AttentionLayer(nnx.Module):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ) -> None:
-        self.dropout_rate = check_rate("dropout_rate", dropout_rate)
+        check_settings(
+            dropout_rate=dropout_rate,
+            broadcast_dropout=broadcast_dropout,
+            deterministic=deterministic,
+            precision=precision,
+            implementation=implementation,
+            block_size=block_size,
+            keep_rngs=keep_rngs,
+        )
+        self.dropout_rate = float(dropout_rate)
         self.broadcast_dropout = broadcast_dropout
         self.deterministic = deterministic
         self.precision = precision
-        self.implementation = check_implementation(implementation)
+        self.implementation = implementation
         self.block_size = block_size
         self.rngs = nnx.data(fork_stream(rngs, dropout_rate) if keep_rngs else None)
         self.mask = nnx.data(as_mask(mask))

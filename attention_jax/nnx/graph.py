@@ -24,6 +24,7 @@ from attention_jax._modules.recipes import (
     Initializer,
     Sizes,
 )
+from attention_jax._modules.settings import check_settings
 from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
@@ -99,6 +100,9 @@ class GraphAttention(AttentionLayer):
         rngs: nnx.Rngs,
     ) -> None:
         check_rngs(type(self).__name__, rngs)
+        flags = {"self_loops": self_loops, "use_bias": use_bias}
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        check_settings(dtype=dtype, param_dtype=param_dtype, precision=precision, **flags, **inits)
         self.in_features = check_count("in_features", in_features, 1)
         heads = (
             check_count("num_heads", num_heads, 1),

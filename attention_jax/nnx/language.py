@@ -22,6 +22,7 @@ from attention_jax._modules.arguments import (
 from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
+from attention_jax._modules.settings import check_settings
 from attention_jax.nnx.embedding import absolute
 from attention_jax.nnx.parts import check_options
 from attention_jax.nnx.places import AnyPositions
@@ -105,6 +106,7 @@ class TransformerLM(nnx.Module):
         self.vocab = check_count("vocab", vocab, 1)
         self.dtype = dtype
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        check_settings(embedding_init=embedding_init, tie_output=tie_output, **dtypes)
         init = embedding_init or jax.nn.initializers.normal(features**-0.5)
         self.embedding = nnx.Embed(vocab, features, embedding_init=init, rngs=rngs, **dtypes)
         self.places, scheme = absolute(positions, max_length, features, param_dtype, rngs)
@@ -154,9 +156,7 @@ class TransformerLM(nnx.Module):
             `[*B, T, vocab]`.
         """
         check_tokens("tokens", tokens)
-        at = query_positions
-        if at is None:
-            at = arguments.real_places(token_mask, np.shape(tokens))
+        at = arguments.standing(query_positions, token_mask, np.shape(tokens))
         mask = arguments.token_mask("token_mask", token_mask, np.shape(tokens))
         flags = {"deterministic": deterministic, "rngs": rngs}
         x = self._embed(tokens, at, **flags)

@@ -14,11 +14,11 @@ from attention_jax._modules.arguments import (
     KeyInputs,
     QueryInputs,
     as_mask,
-    check_implementation,
     check_width,
     combine,
 )
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_settings
 from attention_jax._modules.shield import shielded
 from attention_jax.attend import attend, attend_with_stats, attention_weights
 from attention_jax.cache import KVCache
@@ -71,8 +71,9 @@ class MeanAttention(nnx.Module):
         check_rngs(type(self).__name__, rngs)
         self.in_features = check_count("in_features", in_features, 1)
         self.in_kv_features = in_features if in_kv_features is None else in_kv_features
+        check_count("in_kv_features", self.in_kv_features, 1)
         self.precision = precision
-        self.implementation = check_implementation(implementation)
+        self.implementation = implementation
         self.block_size = block_size
         options = {
             "use_bias": use_bias,
@@ -83,6 +84,7 @@ class MeanAttention(nnx.Module):
             "bias_init": bias_init,
             "rngs": rngs,
         }
+        check_settings(implementation=implementation, block_size=block_size, **options)
         self.value = nnx.Linear(self.in_kv_features, in_features, **options)
         self.out = nnx.Linear(in_features, in_features, **options)
 

@@ -15,6 +15,7 @@ from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import AnyMask, Features, check_activation
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_fields, check_settings
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
@@ -73,6 +74,7 @@ class FeedForward(nnx.Module):
             "bias_init": bias_init,
             "rngs": rngs,
         }
+        check_settings(out_kernel_init=out_kernel_init, **options)
         self.hidden = nnx.Linear(in_features, mlp_features, **options)
         options["kernel_init"] = kernel_init if out_kernel_init is None else out_kernel_init
         self.out = nnx.Linear(mlp_features, in_features, **options)
@@ -136,6 +138,9 @@ class Parts:
     implementation: str | tuple[str, ...] | None = None
     block_size: int | tuple[int, int] | None = None
     rngs: nnx.Rngs
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def _take(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}

@@ -27,6 +27,7 @@ from attention_jax._modules.recipes import (
     Sizes,
     drawn,
 )
+from attention_jax._modules.settings import check_settings
 from attention_jax._modules.shield import shielded
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
@@ -101,6 +102,10 @@ class AttentionPooling(AttentionLayer):
         rngs: nnx.Rngs,
     ) -> None:
         check_rngs(type(self).__name__, rngs)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        check_settings(
+            dtype=dtype, param_dtype=param_dtype, precision=precision, use_bias=use_bias, **inits
+        )
         self.in_features = check_count("in_features", in_features, 1)
         self.hidden_features = check_count("hidden_features", hidden_features, 1)
         self.num_queries = check_count("num_queries", num_queries, 1)

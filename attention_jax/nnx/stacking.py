@@ -17,6 +17,7 @@ from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import cast, check_width
 from attention_jax._modules.policy import Remat as Remat
 from attention_jax._modules.policy import checkpoint_policy
+from attention_jax._modules.settings import check_settings
 from attention_jax.nnx.randomness import AnyRngs
 
 Call = Callable[[Any, Any, Any, AnyRngs], tuple[Any, Any]]
@@ -32,6 +33,7 @@ class LayerStack(nnx.Module):
         self, make: Callable[[], Any], num_layers: int, *, scan_layers: bool, remat: Remat
     ) -> None:
         self.num_layers = check_count("num_layers", num_layers, 1)
+        check_settings(scan_layers=scan_layers)
         self.scan_layers = scan_layers
         checkpoint_policy(remat)
         self.remat = remat

@@ -250,6 +250,7 @@ class TransformerDecoder(LayerStack):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
         """The states, and every layer's weights of its attention to the memory, before dropout.
 
@@ -260,14 +261,15 @@ class TransformerDecoder(LayerStack):
             memory_mask: As in the call.
             deterministic: As in the call.
             rngs: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
         """
+        options = {"deterministic": deterministic, "query_positions": query_positions}
 
         def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, Any]:
-            flags = {"deterministic": deterministic, "rngs": rngs}
-            return layer.with_weights(x, memory, mask, memory_mask, **flags)
+            return layer.with_weights(x, memory, mask, memory_mask, rngs=rngs, **options)
 
         x, every = self._each(call, self._enter(x), rngs=rngs)
         return self._finish(x), self._stack(every)
@@ -281,6 +283,7 @@ class TransformerDecoder(LayerStack):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        query_positions: Any = None,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The states, and the statistics of every layer's attention to the memory.
 
@@ -293,14 +296,15 @@ class TransformerDecoder(LayerStack):
             memory_mask: As in the call.
             deterministic: As in the call.
             rngs: As in the call.
+            query_positions: As in the call.
 
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
         """
+        options = {"deterministic": deterministic, "query_positions": query_positions}
 
         def call(layer: Any, x: Any, item: None, rngs: AnyRngs) -> tuple[Array, Any]:
-            flags = {"deterministic": deterministic, "rngs": rngs}
-            return layer.with_stats(x, memory, mask, memory_mask, **flags)
+            return layer.with_stats(x, memory, mask, memory_mask, rngs=rngs, **options)
 
         x, every = self._each(call, self._enter(x), rngs=rngs)
         return self._finish(x), self._stack(every)

@@ -17,21 +17,23 @@ from attention_jax._modules.arguments import (
     Source,
     Target,
     check_tokens,
+    standing,
     token_mask,
 )
-from attention_jax._modules.caches import check_batch, first_cache
+from attention_jax._modules.caches import check_batch, first_cache, memory_shape
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Initializer
+from attention_jax._modules.settings import check_settings
 from attention_jax.nnx.embedding import absolute
 from attention_jax.nnx.parts import check_options
 from attention_jax.nnx.places import AnyPositions
 from attention_jax.nnx.randomness import AnyRngs, Dropout
 from attention_jax.nnx.scores import AnyScore
 from attention_jax.nnx.stacks import TransformerDecoder, TransformerEncoder
-from attention_jax.softmax import Stats
+from attention_jax.nnx.views import CrossAttentionViews
 
 
-class Transformer(nnx.Module):
+class Transformer(CrossAttentionViews):
     """A sequence-to-sequence Transformer, from token ids to logits of the next target token.
 
         x = √D · embed(token) + sinusoidal(position)
@@ -39,7 +41,8 @@ class Transformer(nnx.Module):
 
     Masks say which tokens are real. They are boolean arrays of the ids' own shape (True is a real
     token), or mask objects such as `attention_jax.masks.padding(lengths)`. What a padded position
-    computes is finite, and nobody sees it.
+    computes is finite, and nobody sees it. A token's position is 0, 1, … unless it is given; under
+    a boolean array real tokens alone count, so that padding may stand on either side.
 
     Args:
         num_layers: Layers of the encoder, and of the decoder.
@@ -123,6 +126,8 @@ class Transformer(nnx.Module):
                 f"and target_vocab {target_vocab}"
             )
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        flags = {"tie_output": tie_output, "share_embedding": share_embedding}
+        check_settings(embedding_init=embedding_init, **flags, **dtypes)
         init = embedding_init or jax.nn.initializers.normal(features**-0.5)
         self.dtype = dtype
         self.places, scheme = absolute(positions, max_length, features, param_dtype, rngs)
@@ -170,16 +175,17 @@ class Transformer(nnx.Module):
             source_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
-            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand, 0..S-1 by default.
+            query_positions: ints `[S]` or `[*B, S]`, where the tokens stand; by default as said.
 
         Returns:
             `[*B, S, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
         check_tokens("source", source)
-        x = self._embed(self.source_embedding, source, query_positions, **flags)
+        at = standing(query_positions, source_mask, np.shape(source))
+        x = self._embed(self.source_embedding, source, at, **flags)
         mask = token_mask("source_mask", source_mask, np.shape(source))
-        return self.encoder(x, mask, query_positions=query_positions, **flags)
+        return self.encoder(x, mask, query_positions=at, **flags)
 
     def decode(
         self,
@@ -201,7 +207,7 @@ class Transformer(nnx.Module):
             memory_mask: Which source tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
-            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand, 0..T-1 by default.
+            query_positions: ints `[T]` or `[*B, T]`, where the tokens stand; by default as said.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
@@ -235,8 +241,8 @@ class Transformer(nnx.Module):
             `[*B, T, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
-        masks, at = (target_mask, memory_mask), query_positions
-        inputs = self._inputs(target, memory, *masks, flags, at)
+        at = standing(query_positions, target_mask, np.shape(target))
+        inputs = self._inputs(target, memory, target_mask, memory_mask, flags, at)
         return self.decoder(*inputs, query_positions=at, **flags)
 
     def new_cache(
@@ -288,7 +294,8 @@ class Transformer(nnx.Module):
         flags = {"deterministic": deterministic, "rngs": rngs}
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
         x = self._embed(self.target_embedding, target, at, **flags)
-        x, cache = self.decoder.with_cache(x, cache, memory_mask, valid=valid, **flags)
+        mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
+        x, cache = self.decoder.with_cache(x, cache, mask, valid=valid, **flags)
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
@@ -313,6 +320,8 @@ class Transformer(nnx.Module):
         *,
         deterministic: Flag = None,
         rngs: AnyRngs = None,
+        source_positions: Any = None,
+        target_positions: Any = None,
     ) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token, given the source.
 
@@ -323,58 +332,17 @@ class Transformer(nnx.Module):
             target_mask: Which target tokens are real.
             deterministic: Whether to leave dropout out; wins over the constructor's flag.
             rngs: Where dropout keys come from; wins over the layers' own streams.
+            source_positions: ints `[S]` or `[*B, S]`; by default as said.
+            target_positions: ints `[T]` or `[*B, T]`; by default as said.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
         memory_mask = token_mask("source_mask", source_mask, np.shape(source))
-        memory = self.encode(source, memory_mask, **flags)
+        memory = self.encode(source, source_mask, query_positions=source_positions, **flags)
+        flags["query_positions"] = target_positions
         return self.decode(target, memory, target_mask, memory_mask, **flags)
-
-    def cross_attention_weights(
-        self,
-        source: Source,
-        target: Target,
-        source_mask: AnyMask = None,
-        target_mask: AnyMask = None,
-    ) -> Float[Array, "L *B N T S"]:
-        """Where the decoder looks while it predicts the token after each target token.
-
-        Args:
-            source: As in the call; so are the others.
-            target: As in the call.
-            source_mask: As in the call.
-            target_mask: As in the call.
-
-        Returns:
-            `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
-        """
-        inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_weights(*inputs, deterministic=True)[1]
-
-    def cross_attention_stats(
-        self,
-        source: Source,
-        target: Target,
-        source_mask: AnyMask = None,
-        target_mask: AnyMask = None,
-    ) -> Stats:
-        """Entropy, lse and largest logit of the decoder's attention to the source.
-
-        Nothing of size T·S is kept.
-
-        Args:
-            source: As in the call; so are the others.
-            target: As in the call.
-            source_mask: As in the call.
-            target_mask: As in the call.
-
-        Returns:
-            Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
-        """
-        inputs = self._both(source, target, source_mask, target_mask)
-        return self.decoder.with_stats(*inputs, deterministic=True)[1]
 
     def _embed(self, embedding: nnx.Embed, ids: Any, at: Any = None, **flags: Any) -> Array:
         x = embedding(jnp.asarray(ids)) * self.features**0.5
@@ -390,10 +358,3 @@ class Transformer(nnx.Module):
             token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),
         )
         return (x, memory, *masks)
-
-    def _both(
-        self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask
-    ) -> tuple[Any, ...]:
-        memory_mask = token_mask("source_mask", source_mask, np.shape(source))
-        memory = self.encode(source, memory_mask, deterministic=True)
-        return self._inputs(target, memory, target_mask, memory_mask, {"deterministic": True}, None)

@@ -107,6 +107,17 @@ def test_a_translation_model_is_its_twin(options):
     np.testing.assert_array_equal(jnp.where(ended, 0, best[:, 1:]), made[:, 1:])
     if "scan_layers" in options:
         return
+    padded, target = jnp.roll(SOURCE[1:], 2, axis=1), before[1:]  # on the left
+    model_rows = apply(model, variables, padded, target, padded > 0)
+    close(model_rows, apply(model, variables, SOURCE[1:, :2], target))
+    shifted = {"source_positions": jnp.arange(4) - 2, "target_positions": jnp.arange(5)}
+    mask = aj.masks.from_array(padded[:, None, None] > 0)
+    close(apply(model, variables, padded, target, mask, **shifted), model_rows)
+    memory = apply(model, variables, SOURCE, SOURCE > 0, method="encode")
+    new = jax.jit(lambda v, memory: model.apply(v, memory, 5, method="new_cache"))
+    cache = new(variables, memory)
+    rows, _ = apply(model, variables, before[:, :2], cache, SOURCE > 0, method="with_cache")
+    close(rows, apply(model, variables, SOURCE, before, SOURCE > 0)[:, :2])
     search = {**call, "num_beams": 3}
     ids, scores = linen.beam_decode(model, variables, SOURCE, **search)
     expected, points = modules.beam_decode(twin, SOURCE, **search)

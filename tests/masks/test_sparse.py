@@ -292,7 +292,7 @@ def test_a_million_positions():
          TypeError, "known while tracing"),
         (lambda: masks.axial((2, 3), 2), ValueError, r"axis 2 is out of range .* \[2, 3\]"),
         (lambda: masks.axial((2, 0), 0), ValueError, "shape must be at least 1"),
-        (lambda: masks.random(0, 8, 2), TypeError, "key must be a PRNG key"),
+        (lambda: masks.random(0, 8, 2), TypeError, "key must be one PRNG key"),
         (lambda: masks.random(jax.random.split(KEY), 8, 2), ValueError, "one PRNG key"),
         (lambda: masks.random(KEY, 8, 2, 0), ValueError, "blocks must be at least 1"),
     ],

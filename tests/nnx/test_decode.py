@@ -280,7 +280,7 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words.replace("VOCAB", str(model.vocab))):
             call()
-    with pytest.raises(TypeError, match="key must be a PRNG key"):
+    with pytest.raises(TypeError, match="key must be one PRNG key"):
         sample_decode(model, ids, 0, max_length=2)
 
 

@@ -205,6 +205,41 @@ def test_padding_changes_nothing(cross):
     assert not np.allclose(value(model, SOURCE[1:], target, None, real), alone[0], rtol=1e-4)
 
 
+def test_padding_may_stand_on_either_side():
+    model = _model()
+    alone = _run(model, SOURCE[1:, :3], TARGET[1:])
+    padded = jnp.roll(SOURCE[1:], 4, axis=1)
+    target = jnp.pad(TARGET[1:], ((0, 0), (2, 0)))
+    run = nnx.jit(lambda model, *given, **told: model(*given, **told))
+    found = run(model, padded, target, padded > 0, target > 0)
+    np.testing.assert_allclose(found[:, 2:], alone, rtol=1e-5, atol=1e-5)
+    told = {"source_positions": jnp.arange(7) - 4, "target_positions": jnp.arange(7) - 2}
+    masks = (
+        aj.masks.from_array(padded[:, None, None] > 0),
+        aj.masks.from_array(target[:, None, None] > 0),
+    )
+    found = run(model, padded, target, *masks, **told)  # mask objects leave positions alone
+    np.testing.assert_allclose(found[:, 2:], alone, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(run(model, padded, target, *masks)[:, 2:], alone, rtol=1e-3)
+
+
+def test_chunks_see_the_real_tokens_of_the_source():
+    """A mask of tokens `[*B, S]` is one of pairs in no chunk, whatever its length."""
+    model, mask = _model(scan_layers=True), SOURCE > 0
+
+    @nnx.jit
+    def rows(model):
+        memory = model.encode(SOURCE, mask)
+        cache, made = model.new_cache(memory, 5), []
+        for start, end in ((0, 2), (2, 3), (3, 5)):
+            row, cache = model.with_cache(TARGET[:, start:end], cache, mask)
+            made.append(row)
+        return jnp.concatenate(made, 1), model.decode(TARGET, memory, None, mask)
+
+    found, expected = rows(model)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_sentence_that_is_all_padding_stays_finite():
     model = _model()
     mask = jnp.zeros(SOURCE.shape, bool).at[0].set(True)

@@ -1,0 +1,81 @@
+"""What every module checks where it is written down, so that no wrong setting waits for a call."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from attention_jax._core.checks import check_dtype, check_precision, check_rate
+from attention_jax._modules.arguments import as_mask, check_activation, check_implementation
+from attention_jax.masks.block_map import block_pair
+from attention_jax.plan import check_names
+
+_FLAGS = (
+    *("deterministic", "decode", "use_bias", "normalize_qk", "broadcast_dropout", "fused_qkv"),
+    *("self_loops", "scan_layers", "tie_output", "share_embedding", "keep_rngs"),
+)
+_RATES = ("dropout_rate", "attention_dropout_rate")
+_WITH_BLOCKS = ("blockwise", "flash")
+
+
+def check_settings(**given: Any) -> None:
+    """Checks settings by name; others are not looked at.
+
+    Args:
+        **given: dtypes, initialisers, flags, rates, the precision, the mask, the activation, the
+            implementation and its block size, as a module takes them.
+
+    Raises:
+        TypeError: If one is of the wrong kind.
+        ValueError: If one is out of range, or no name that is known.
+        NotImplementedError: If a block size is given to implementations that take none.
+    """
+    for name, value in given.items():
+        if name in ("dtype", "param_dtype"):
+            if value is not None or name == "param_dtype":
+                check_dtype(name, value)
+        elif name.endswith("_init"):
+            _check_init(name, value)
+        elif name in _FLAGS:
+            _check_flag(name, value)
+        elif name in _RATES:
+            check_rate(name, value)
+        elif name == "precision":
+            check_precision(value)
+        elif name == "mask":
+            as_mask(value)
+        elif name == "activation":
+            check_activation(value)
+    _check_kernel(given.get("implementation"), given.get("block_size"))
+
+
+def check_fields(module: Any) -> None:
+    """`check_settings` of a dataclass's fields."""
+    fields = (f.name for f in dataclasses.fields(module))
+    check_settings(**{name: getattr(module, name) for name in fields})
+
+
+def _check_init(name: str, value: Any) -> None:
+    # Those of one layer alone are None where they follow another.
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be an initialiser (key, shape, dtype), got {value!r}")
+    if value is None and name in ("kernel_init", "bias_init"):
+        raise TypeError(f"{name} must be an initialiser (key, shape, dtype), got None")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    traced = getattr(value, "dtype", None) == np.bool_
+    if not (value is None or isinstance(value, bool) or traced):
+        raise TypeError(f"{name} must be True, False or None, got {value!r}")
+
+
+def _check_kernel(implementation: Any, block_size: Any) -> None:
+    check_implementation(implementation)
+    if block_size is None:
+        return
+    block_pair(block_size)
+    if implementation is not None and not set(check_names(implementation)) & set(_WITH_BLOCKS):
+        raise NotImplementedError(
+            f"block_size is for {' and '.join(map(repr, _WITH_BLOCKS))}, not for implementation "
+            f"{implementation!r}"
+        )
