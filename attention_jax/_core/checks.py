@@ -41,6 +41,28 @@ def check_dtype(name: str, dtype: Any) -> np.dtype:
     return np.dtype(known)
 
 
+def check_parameter(name: str, x: Any) -> None:
+    """A TypeError unless `x` is an array or a plain number."""
+    number = isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
+    if not number and not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise TypeError(f"{name} must be an array or a number, got {type(x).__name__}")
+
+
+def check_number(name: str, x: Any) -> float:
+    """`x` as a float; a TypeError unless it is one number, known while tracing."""
+    check_parameter(name, x)
+    if np.ndim(x) or not is_concrete(x):
+        shown = f"shape {list(np.shape(x))}" if np.ndim(x) else "a traced array"
+        raise TypeError(f"{name} must be a plain number, got {shown}")
+    return float(x)
+
+
+def check_callable(name: str, x: Any) -> None:
+    """A TypeError unless `x` can be called."""
+    if not callable(x):
+        raise TypeError(f"{name} must be a function, got {type(x).__name__}")
+
+
 def check_key(name: str, x: Any) -> None:
     """An error unless `x` is one PRNG key, of `jax.random.key` or `jax.random.PRNGKey`."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", ())

@@ -228,7 +228,7 @@ def _in_32_bits(
     if not any(wide):
         return query_ids, key_ids, padding_id
     if len(wide) < len(given):
-        if jax.config.jax_enable_x64:
+        if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
             return query_ids, key_ids, padding_id
         raise ValueError(
             "query_ids or key_ids go beyond 32 bits, and not both are NumPy arrays: number the "

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, Layout, Query
+from attention_jax._core.checks import check_callable, check_parameter
 from attention_jax._core.numerics import matmul, promote, widen
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
@@ -131,7 +132,7 @@ def additive(
     w_key: Any,
     v: Any,
     *,
-    activation: Activation = jnp.tanh,
+    activation: Any = jnp.tanh,
 ) -> Score:
     """The additive score, `e = v · f(q W_query + k W_key)`.
 
@@ -150,10 +151,13 @@ def additive(
     References:
         Bahdanau et al. 2014, arXiv:1409.0473, appendix A.1.2.
     """
+    for name, parameter in (("w_query", w_query), ("w_key", w_key), ("v", v)):
+        check_parameter(name, parameter)
+    check_callable("activation", activation)
     return Additive(w_query, w_key, v, activation)
 
 
-def concat(weight: Any, v: Any, *, activation: Activation = jnp.tanh) -> Score:
+def concat(weight: Any, v: Any, *, activation: Any = jnp.tanh) -> Score:
     """The concat score, `e = v · f([q; k] W)`.
 
     Args:
@@ -167,6 +171,9 @@ def concat(weight: Any, v: Any, *, activation: Activation = jnp.tanh) -> Score:
     References:
         Luong et al. 2015, arXiv:1508.04025, §3.1, "concat".
     """
+    check_parameter("weight", weight)
+    check_parameter("v", v)
+    check_callable("activation", activation)
     return Concat(weight, v, activation)
 
 
@@ -177,7 +184,7 @@ def additive_score(
     w_key: Any,
     v: Any,
     *,
-    activation: Activation = jnp.tanh,
+    activation: Any = jnp.tanh,
 ) -> Float[Array, "*B N T S"]:
     """`e = v · f(q W_query + k W_key)` for all pairs; see `additive`."""
     return additive(w_query, w_key, v, activation=activation)(query, key)
@@ -189,7 +196,7 @@ def concat_score(
     weight: Any,
     v: Any,
     *,
-    activation: Activation = jnp.tanh,
+    activation: Any = jnp.tanh,
 ) -> Float[Array, "*B N T S"]:
     """`e = v · f([q; k] W)` for all pairs; see `concat`."""
     return concat(weight, v, activation=activation)(query, key)

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attention_jax._core.axes import Layout
+from attention_jax._core.checks import check_number, check_parameter
 from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, Term, check_per_head, head_axis
@@ -206,12 +207,13 @@ def temperature(score: Score, tau: Any) -> Score:
     Raises:
         ValueError: a plain number that is not positive.
     """
+    check_parameter("tau", tau)
     if isinstance(tau, (int, float)) and not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
     return Temperature(_score(score), tau)
 
 
-def soft_cap(score: Score, cap: float | int) -> Score:
+def soft_cap(score: Score, cap: Any) -> Score:
     """`cap · tanh(score / cap)`: scores stay within ±cap, with a gradient everywhere.
 
     Args:
@@ -224,12 +226,13 @@ def soft_cap(score: Score, cap: float | int) -> Score:
     References:
         Gemma Team 2024, arXiv:2408.00118, §2.
     """
+    cap = check_number("cap", cap)
     if not cap > 0:
         raise ValueError(f"cap must be positive, got {cap}")
-    return SoftCap(_score(score), float(cap))
+    return SoftCap(_score(score), cap)
 
 
-def clip(score: Score, low: float | int, high: float | int) -> Score:
+def clip(score: Score, low: Any, high: Any) -> Score:
     """`min(max(score, low), high)`; no gradient flows where it clips.
 
     Args:
@@ -240,9 +243,10 @@ def clip(score: Score, low: float | int, high: float | int) -> Score:
     Returns:
         A score object.
     """
+    low, high = check_number("low", low), check_number("high", high)
     if not low < high:
         raise ValueError(f"low must be below high, got low {low} and high {high}")
-    return Clip(_score(score), float(low), float(high))
+    return Clip(_score(score), low, high)
 
 
 def log_length(score: Score, s: Any, length: Any = None) -> Score:
@@ -260,6 +264,9 @@ def log_length(score: Score, s: Any, length: Any = None) -> Score:
     References:
         Chiang, Cholak 2022, arXiv:2202.12172, §5.3.
     """
+    check_parameter("s", s)
+    if length is not None:
+        check_parameter("length", length)
     if isinstance(s, (int, float)) and not math.isfinite(s):
         raise ValueError(f"s must be finite, got {s}")
     return LogLength(_score(score), s, length)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, Layout, Query
+from attention_jax._core.checks import check_parameter
 from attention_jax._core.numerics import (
     is_low_precision,
     matmul,
@@ -237,8 +238,9 @@ def scaled_dot(scale: Any = None) -> Score:
     References:
         Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
     """
-    if scale is None or isinstance(scale, (int, float)):
+    if scale is None or (isinstance(scale, (int, float)) and not isinstance(scale, bool)):
         return ScaledDot(constant=None if scale is None else float(scale))
+    check_parameter("scale", scale)
     return ScaledDot(scale)
 
 
@@ -255,6 +257,7 @@ def general(weight: Any) -> Score:
     References:
         Luong et al. 2015, arXiv:1508.04025, §3.1, "general".
     """
+    check_parameter("weight", weight)
     return General(weight)
 
 
@@ -270,6 +273,7 @@ def cosine(scale: Any = 1.0) -> Score:
     References:
         Graves et al. 2014, arXiv:1410.5401, eq. 5-6.
     """
+    check_parameter("scale", scale)
     return Cosine(scale)
 
 

@@ -195,3 +195,27 @@ def test_bad_numbers_are_refused():
         scores.soft_cap(scores.dot(), -1)
     with pytest.raises(ValueError, match="low must be below high"):
         scores.clip(scores.dot(), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("scale", lambda: scores.scaled_dot("2")),
+        ("scale", lambda: scores.cosine([1.0])),
+        ("weight", lambda: scores.general([[1.0]])),
+        ("weight", lambda: scores.concat(None, np.ones(3))),
+        ("w_key", lambda: scores.additive(np.ones((3, 2)), None, np.ones(2))),
+        (
+            "activation",
+            lambda: scores.additive(*[np.ones((2, 2))] * 2, np.ones(2), activation="relu"),
+        ),
+        ("tau", lambda: scores.temperature(scores.dot(), "1")),
+        ("cap", lambda: scores.soft_cap(scores.dot(), np.ones(4))),
+        ("low", lambda: scores.clip(scores.dot(), None, 1)),
+        ("s", lambda: scores.log_length(scores.dot(), True)),
+        ("length", lambda: scores.log_length(scores.dot(), 1.0, "8")),
+    ],
+)
+def test_what_is_no_parameter_is_named_at_once(name, make):
+    with pytest.raises(TypeError, match=rf"^{name} must be"):
+        make()
