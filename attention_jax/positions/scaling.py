@@ -88,7 +88,7 @@ class Yarn(Scaling):
 
 
 def _factor(factor: float | int) -> float:
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.integer, np.floating)):
         raise TypeError(f"factor must be a number, got {type(factor).__name__}")
     if not (factor > 0 and math.isfinite(factor)):
         raise ValueError(f"factor must be positive, got {factor}")

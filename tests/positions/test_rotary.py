@@ -101,7 +101,7 @@ def test_a20_an_offset_call_is_the_rows_of_a_long_one(x):
 def test_scalings(x):
     at = np.array([0, 1, 5, 2_000, 100_000])
     theta = geometric(10_000.0, 8)
-    got = rotary(x, at, scaling=positions.linear_scaling(4))
+    got = rotary(x, at, scaling=positions.linear_scaling(np.float32(4)))
     np.testing.assert_allclose(got, oracle(x, at, theta / 4), atol=3e-6)
 
     got = rotary(x, at, scaling=positions.ntk_scaling(4))
