@@ -193,8 +193,10 @@ def test_a_huge_finite_key_that_is_hidden_changes_no_bit_whatever_the_score(impl
     huge[:, [2, 4]] = np.finfo(np.float32).max
     huge[:, 2, :, ::2] *= -1  # a projection of it is inf - inf
     w_query, w_key, v = normal(8, 3), normal(4, 8, 3), normal(3)
-    score = aj.scores.additive(w_query, w_key, v) + aj.scores.custom(
-        lambda q, k, t, s: (q * q) @ (k * k).T
+    score = (
+        aj.scores.additive(w_query, w_key, v)
+        + aj.scores.custom(lambda q, k, t, s: (q * q) @ (k * k).T)
+        + aj.scores.soft_cap(aj.scores.dot(), 5.0)
     )
 
     @jax.jit

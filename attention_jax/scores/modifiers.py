@@ -101,11 +101,6 @@ class SoftCap(Modified):
 
     cap: float | int = static()
 
-    @property
-    def may_overflow(self) -> bool:
-        """As the inner score."""
-        return self.score.may_overflow
-
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "soft_cap", {"score": self.score, "cap": self.cap}
 
@@ -121,11 +116,6 @@ class Clip(Modified):
 
     low: float | int = static()
     high: float | int = static()
-
-    @property
-    def may_overflow(self) -> bool:
-        """As the inner score."""
-        return self.score.may_overflow
 
     def change(self, scores: Array) -> Array:
         """Clips; the gradient is 0 outside."""
