@@ -141,13 +141,21 @@ class TransformerLM(Parts):
         return self.logits(self.decoder(x, mask, deterministic, query_positions=at))
 
     @nn.nowrap
-    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> Any:
         """What `with_cache` needs before the first token; it needs no variables.
 
         Args:
             batch: `*B`.
             length: How many tokens there is room for.
             dtype: What keys and values are stored in; None is the layers', or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
 
         Returns:
             Each layer's cache.
@@ -155,8 +163,10 @@ class TransformerLM(Parts):
         Raises:
             ValueError: If there are fewer learned positions.
         """
-        check_length(length, self.max_length)
-        return self._layers(parent=None).new_cache(batch, length, dtype=dtype)
+        if not rolling:
+            check_length(length, self.max_length)
+        layers = self._layers(parent=None)
+        return layers.new_cache(batch, length, dtype=dtype, rolling=rolling)
 
     def with_cache(
         self, tokens: Target, cache: Any, *, valid: Any = None, deterministic: Flag = None

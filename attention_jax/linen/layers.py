@@ -191,12 +191,20 @@ class TransformerEncoderLayer(Layer):
         return self._feed_forward(x, deterministic), cache
 
     @nn.nowrap
-    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> KVCache:
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> KVCache:
         """What `with_cache` needs before the first token.
 
         Args:
             batch: `*B`.
             length: How many tokens there is room for.
             dtype: What keys and values are stored in; None is the layer's, or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
         """
-        return self._empty_cache(self.num_heads, self.in_features, batch, length, dtype)
+        return self._empty_cache(self.num_heads, self.in_features, batch, length, dtype, rolling)

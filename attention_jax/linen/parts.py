@@ -166,11 +166,17 @@ class Parts(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _empty_cache(
-        self, num_heads: int, features: int, batch: Any, length: int, dtype: Any
+        self,
+        num_heads: int,
+        features: int,
+        batch: Any,
+        length: int,
+        dtype: Any,
+        rolling: bool = False,
     ) -> KVCache:
         """A cache for the self-attention of one layer."""
         layer = self._self_attention(num_heads, features, None, parent=None)
-        return layer.new_cache(batch, length, dtype=dtype)
+        return layer.new_cache(batch, length, dtype=dtype, rolling=rolling)
 
     @nn.nowrap
     def _mean(self, features: int, **options: Any) -> MeanAttention:

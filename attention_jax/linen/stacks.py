@@ -86,17 +86,28 @@ class TransformerEncoder(LayerStack):
         return self._finish(self._each(call, self._enter(x))[0])
 
     @nn.nowrap
-    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> Any:
         """What `with_cache` needs before the first token: each layer's cache.
 
         Args:
             batch: `*B`.
             length: How many tokens there is room for.
             dtype: What keys and values are stored in; None is the layers', or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
         """
         sizes = (self.num_heads, self.in_features)
         # Each has buffers of its own, so that all can be donated.
-        every = [self._empty_cache(*sizes, batch, length, dtype) for _ in range(self.num_layers)]
+        every = [
+            self._empty_cache(*sizes, batch, length, dtype, rolling=rolling)
+            for _ in range(self.num_layers)
+        ]
         return stacked(every) if self.scan_layers else tuple(every)
 
     def with_cache(

@@ -162,13 +162,21 @@ class TransformerLM(nnx.Module):
         x = self._embed(tokens, at, **flags)
         return self.logits(self.decoder(x, mask, query_positions=at, **flags))
 
-    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> Any:
         """What `with_cache` needs before the first token.
 
         Args:
             batch: `*B`.
             length: How many tokens there is room for.
             dtype: What keys and values are stored in; None is the layers', or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
 
         Returns:
             Each layer's cache.
@@ -176,8 +184,9 @@ class TransformerLM(nnx.Module):
         Raises:
             ValueError: If there are fewer learned positions.
         """
-        self.places.check_length(length)
-        return self.decoder.new_cache(batch, length, dtype=dtype)
+        if not rolling:
+            self.places.check_length(length)
+        return self.decoder.new_cache(batch, length, dtype=dtype, rolling=rolling)
 
     def with_cache(
         self,

@@ -168,6 +168,24 @@ class TransformerEncoderLayer(Layer):
         x = self._attend_to_self(jnp.asarray(cast(x, self.dtype)), mask, **at)
         return self._feed_forward(x, **flags)
 
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> KVCache:
+        """What `with_cache` needs before the first token.
+
+        Args:
+            batch: `*B`.
+            length: How many tokens there is room for.
+            dtype: What keys and values are stored in; None is the layer's, or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
+        """
+        return self.self_attention.new_cache(batch, length, dtype=dtype, rolling=rolling)
+
     def with_cache(
         self,
         x: Features,
@@ -182,7 +200,7 @@ class TransformerEncoderLayer(Layer):
 
         Args:
             x: `[*B, T, in_features]`, of the T next tokens.
-            cache: The tokens before, from `self_attention.new_cache`.
+            cache: The tokens before, from `new_cache`.
             valid: bool `[*#B, T]`, which tokens are real.
             mask: Besides causality; the keys of an array are the cache's slots.
             deterministic: As in the call.

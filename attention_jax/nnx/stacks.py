@@ -107,17 +107,25 @@ class TransformerEncoder(LayerStack):
 
         return self._finish(self._each(call, self._enter(x), rngs=rngs)[0])
 
-    def new_cache(self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None) -> Any:
+    def new_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        dtype: Any = None,
+        rolling: bool = False,
+    ) -> Any:
         """What `with_cache` needs before the first token: each layer's cache.
 
         Args:
             batch: `*B`.
             length: How many tokens there is room for.
             dtype: What keys and values are stored in; None is the layers', or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
         """
 
         def call(layer: Any, carry: None, item: None, rngs: AnyRngs) -> tuple[None, KVCache]:
-            return None, layer.self_attention.new_cache(batch, length, dtype=dtype)
+            return None, layer.new_cache(batch, length, dtype=dtype, rolling=rolling)
 
         return self._each(call, None)[1]
 

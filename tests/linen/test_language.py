@@ -91,6 +91,27 @@ def test_a_language_model_is_its_twin_full_in_steps_and_in_sentences(options):
     close(scores, points)
 
 
+@pytest.mark.parametrize("flavour", ["linen", "nnx"])
+def test_a_window_needs_a_cache_of_its_own_length_alone(flavour):
+    model, variables, twin = language(positions="rotary", mask=aj.masks.window(2, 0))
+
+    @jax.jit
+    def run(variables, twin):
+        full = model.apply(variables, TOKENS)
+        maker = model if flavour == "linen" else twin
+        cache, made = maker.new_cache(2, 3, rolling=True), []
+        for start, end in ((0, 4), (4, 5), (5, 7)):
+            chunk = TOKENS[:, start:end]
+            if flavour == "linen":
+                row, cache = model.apply(variables, chunk, cache, method="with_cache")
+            else:
+                row, cache = twin.with_cache(chunk, cache)
+            made.append(row)
+        return jnp.concatenate(made, 1), full
+
+    close(*run(variables, twin))
+
+
 @pytest.mark.parametrize(
     "options",
     [{"cross_attention": "mean", "norm": "pre"}, {"cross_score": "additive", "scan_layers": True}],
