@@ -6,11 +6,14 @@ rotation into others, and may scale the rotated vectors.
 
 import dataclasses
 import math
+from typing import Annotated, Any
 
 import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax.positions.phases import geometric
+
+Number = Annotated[Any, "a number, NumPy's too; checked here"]
 
 
 class Scaling:
@@ -87,7 +90,7 @@ class Yarn(Scaling):
         return theta / self.factor * divided + theta * (1 - divided)
 
 
-def _factor(factor: float | int) -> float:
+def _factor(factor: Number) -> float:
     if isinstance(factor, bool) or not isinstance(factor, (int, float, np.integer, np.floating)):
         raise TypeError(f"factor must be a number, got {type(factor).__name__}")
     if not (factor > 0 and math.isfinite(factor)):
@@ -95,7 +98,7 @@ def _factor(factor: float | int) -> float:
     return float(factor)
 
 
-def linear_scaling(factor: float | int) -> Scaling:
+def linear_scaling(factor: Number) -> Scaling:
     """Position interpolation, `θ' = θ / factor`: as if every position were divided by it.
 
     Args:
@@ -111,7 +114,7 @@ def linear_scaling(factor: float | int) -> Scaling:
     return Linear(_factor(factor))
 
 
-def ntk_scaling(factor: float | int) -> Scaling:
+def ntk_scaling(factor: Number) -> Scaling:
     """NTK-aware interpolation: `base' = base · factor^(W / (W - 2))` at a rotary width W.
 
     The fastest channels turn as before; the slowest turn `factor` times slower.
@@ -129,7 +132,7 @@ def ntk_scaling(factor: float | int) -> Scaling:
 
 
 def yarn_scaling(
-    factor: float | int,
+    factor: Number,
     original_length: int,
     *,
     beta_fast: float | int = 32,
