@@ -222,6 +222,11 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
         name: settle(call.wanted, real, name, order, x)
         for order, (name, x) in enumerate(found.items())
     }
+    arrays = flavours.parameters_by_path(model(parameters), parameters)
+    readings = {
+        name: dataclasses.replace(reading, out_weight=_out_weight(arrays, found[name].tag.path))
+        for name, reading in readings.items()
+    }
     if call.loss is None:
         return output, readings, None, None
 
@@ -232,6 +237,14 @@ def _capture(call: _Call, parameters: Any, rest: Any, arrays: Any, real: Any) ->
     gradients = flavours.parameters_by_path(model(parameters), jax.grad(lost)(parameters))
     places = {name: x.tag.path for name, x in found.items()}
     return output, readings, gradient_norms(gradients, places), _bad(gradients)
+
+
+def _out_weight(arrays: Mapping[str, Array], place: str) -> Array | None:
+    """Norms of the heads' parts of `out`'s kernel `[*layers, N, V, D]`."""
+    kernel = arrays.get(f"{place}/out/kernel".lstrip("/"))
+    if kernel is None or kernel.ndim < 3:
+        return None
+    return jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=(-2, -1)))
 
 
 _compiled = jax.jit(_capture, static_argnums=(0,))

@@ -17,6 +17,7 @@ from attention_jax.diagnostics.measure import Rows, run
 from attention_jax.diagnostics.reading import Facts, Reading
 from attention_jax.kernels import dense
 from attention_jax.kernels.request import Request, Result
+from attention_jax.scores.modifiers import Clip, SoftCap
 from attention_jax.scores.score import Sum
 from attention_jax.scores.similarity import Dot, ScaledDot
 from attention_jax.softmax import Stats
@@ -82,6 +83,7 @@ def look(
         **{name: getattr(rows, name) for name in ROWS},
         padding_share=None,
         out_norm=jnp.swapaxes(jnp.linalg.norm(result.out.astype(jnp.float32), axis=-1), -1, -2),
+        out_weight=None,
         largest=jnp.stack([_largest(x) for x in arrays]),
         bad=jnp.stack([jnp.sum(~jnp.isfinite(x).all(-1)) for x in arrays]),
         counted=None,
@@ -143,7 +145,7 @@ def _largest(x: Any) -> Array:
 def _facts(request: Request, kind: str) -> Facts:
     score: Any = request.score
     inner, depth = score, request.layout.H
-    while isinstance(inner, Sum):
+    while isinstance(inner, Sum | SoftCap | Clip):  # whose scale is that of what is inside
         inner = inner.score
     scale = None
     if isinstance(inner, Dot):

@@ -58,6 +58,7 @@ class Reading(Record):
         logit_range: the largest minus the least visible logit.
         jacobian_norm: Frobenius norm of the softmax's derivative, `diag(p) - p pᵀ`.
         out_norm: length of the head's output.
+        out_weight: norm of each head's part of the output projection, `[N]`; None without one.
         largest: the greatest absolute finite entry of query, key, value and out, `[4]`.
         bad: how many positions of query, key, value and out are not finite, `[4]`.
         counted: bool `[*B, N, T]`, the queries that are real; None where nothing says.
@@ -80,6 +81,7 @@ class Reading(Record):
     logit_range: Any
     jacobian_norm: Any
     out_norm: Any
+    out_weight: Any
     largest: Any
     bad: Any
     counted: Any

@@ -18,6 +18,9 @@ UNSCALED = 0.5  # of ln n, where the scale is known to be wrong; 64 deep and uns
 ONE_PLACE = 0.02  # deviation of where rows look, in lengths of the sequence
 DEAD = 1e-3  # of the median head's output
 SAME = 0.98  # cosine of two heads' maps
+ALIKE = 0.01  # difference of two heads' rows, over their deviation
+SATURATED = 25.0  # logits apart; exp(-25) is below float32's resolution
+FROZEN = 1e-3  # of the softmax's Jacobian
 LEAK = 1e-6  # of a row's weight
 FULL = 0.25  # of the largest number of a dtype
 
@@ -99,6 +102,21 @@ def sharpness(path: str, reading: Reading) -> Iterator[Finding]:
             {"relative_entropy": mean, "largest_weight": top, "jacobian_norm": jacobian},
         )
         return
+    if np.nanmin(largest) > SHARP and spread > SATURATED and jacobian < FROZEN:
+        yield Finding(
+            "collapsed",
+            path,
+            "each query's weights have collapsed on one key: no gradient passes the softmax",
+            f"largest weight {top:.4f}, entropy {mean:.2g} of ln n, logits {spread:.3g} apart, "
+            f"Jacobian {jacobian:.2g}",
+            "queries and keys are too large: a learning rate too high, an initialisation too wide"
+            if facts.scale is not None and facts.scale * root < 2
+            else "scores without a scale, or with one too large",
+            "normalize_qk=True, or score=scores.soft_cap(scores.scaled_dot(), 50.0); a smaller "
+            "kernel_init= or learning rate",
+            {"largest_weight": top, "logit_range": spread, "jacobian_norm": jacobian},
+        )
+        return
     counts = reading.rows(FEW_KEYS)
     place = np.where(counts, np.asarray(reading.mean_key, np.float64), np.nan)
     enough = counts.sum(-1) >= 2
@@ -176,6 +194,8 @@ def _largest_number(dtype: str) -> float:
 def heads(path: str, reading: Reading) -> Iterator[Finding]:
     """Heads that say nothing, and heads that do what another does."""
     norms = reading.per_head("out_norm")
+    if reading.out_weight is not None:
+        norms = norms * np.asarray(reading.out_weight, np.float64)
     if np.isfinite(norms).all() and norms.size > 1:
         middle = float(np.median(norms))
         dead = np.flatnonzero(norms <= DEAD * middle)
@@ -185,34 +205,65 @@ def heads(path: str, reading: Reading) -> Iterator[Finding]:
                 path,
                 f"{_heads(dead)} put out next to nothing",
                 f"length of the output {norms[dead].max():.3g}, of the median head {middle:.3g}",
-                "values that died out: weight decay, or an initialisation of 0",
+                "values or the head's part of the output projection died out: weight decay, or an "
+                "initialisation of 0",
                 "nnx.prune_heads(model, {"
                 + f"{path!r}: {dead.tolist()}"
                 + "}), or begin them anew",
                 {"heads": dead.tolist(), "out_norm": norms[dead].tolist()},
             )
-    if reading.similarity is None or norms.size < 2:
-        return
-    similar = np.asarray(reading.similarity, np.float64)
-    similar = similar.reshape(-1, *similar.shape[-2:]).mean(0)
+    if norms.size > 1:
+        yield from _duplicates(path, reading)
+
+
+def _duplicates(path: str, reading: Reading) -> Iterator[Finding]:
+    """By the maps' cosines where they were asked for, else by rows that agree in all they say."""
+    if reading.similarity is None:
+        apart = _rows_apart(reading)
+        alike, quantity, most = apart < ALIKE, "rows_apart", np.max
+        evidence = "row by row they agree in entropy, largest weight and place, to {:.2g}"
+    else:
+        similar = np.asarray(reading.similarity, np.float64)
+        apart = similar.reshape(-1, *similar.shape[-2:]).mean(0)
+        alike, evidence = (
+            apart > SAME,
+            "cosine of the maps {:.4f} or more, an even spread taken away",
+        )
+        quantity, most = "similarity", np.min
     even = reading.per_head("relative_entropy", least_visible=FEW_KEYS) >= EVEN
     pairs = [
         (int(m), int(n))
-        for m, n in zip(*np.nonzero(np.triu(similar, 1) > SAME), strict=True)
+        for m, n in zip(*np.nonzero(np.triu(alike, 1)), strict=True)
         if not (even[m] or even[n])
     ]
     if pairs:
         shown = ", ".join(f"{m} and {n}" for m, n in pairs)
-        least = min(similar[m, n] for m, n in pairs)
+        worst = float(most([apart[m, n] for m, n in pairs]))
+        copies = len({n for _, n in pairs})
         yield Finding(
             "duplicate_heads",
             path,
             f"heads {shown} have one and the same map",
-            f"cosine of the maps {least:.4f} or more, an even spread taken away",
+            evidence.format(worst),
             "heads that began alike, or more heads than the task needs",
-            f"nnx.merge_similar_heads, or fewer heads: num_heads={norms.size - len(pairs)}",
-            {"pairs": pairs, "similarity": float(least)},
+            f"nnx.merge_similar_heads, or fewer heads: num_heads={reading.num_heads - copies}",
+            {"pairs": pairs, quantity: worst},
         )
+
+
+def _rows_apart(reading: Reading) -> np.ndarray:
+    """How far two heads' rows differ in what is said of them, over what rows differ, `[N, N]`."""
+    rows = np.moveaxis(reading.rows(FEW_KEYS), -2, 0)
+    rows = rows.reshape(len(rows), -1).all(0)  # those that count in every head
+    apart = np.zeros((reading.num_heads,) * 2)
+    if not rows.any():
+        return apart + np.inf
+    for name in ("entropy", "largest_weight", "first_share", "self_share", "mean_key"):
+        x = np.moveaxis(np.asarray(getattr(reading, name), np.float64), -2, 0)
+        x = x.reshape(len(x), -1)[:, rows]
+        between = np.sqrt(np.mean((x[:, None] - x[None]) ** 2, axis=-1))
+        apart = np.maximum(apart, between / max(float(x.std()), 1e-6))
+    return apart
 
 
 def masking(path: str, reading: Reading, *, causal: bool) -> Iterator[Finding]:
@@ -220,9 +271,13 @@ def masking(path: str, reading: Reading, *, causal: bool) -> Iterator[Finding]:
     visible = np.asarray(reading.visible)
     counts = np.ones_like(visible, bool) if reading.counted is None else np.asarray(reading.counted)
     empty = (visible == 0) & counts
+    earlier = np.maximum.accumulate(visible > 0, -1)
     later = np.flip(np.maximum.accumulate(np.flip(visible > 0, -1), -1), -1)
-    whole = (visible == 0).all(-1, keepdims=True) & counts
-    lost = empty & (later | whole)  # empty rows at the end alone are padding
+    front = empty & ~earlier & later
+    if reading.counted is None and not front.any((-2, -1)).all():
+        front[...] = False  # some examples have empty rows in front, and some none: padding
+    # empty rows at the end alone are padding
+    lost = empty & ((earlier & later) | front | ~visible.any(-1, keepdims=True))
     facts = reading.facts
     if lost.any():
         yield Finding(

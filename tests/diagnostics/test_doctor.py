@@ -25,9 +25,9 @@ def attention(model):
     return model.layers[1].self_attention
 
 
-def examine(model, mask=GOOD, causal="*"):
+def examine(model, mask=GOOD, causal="*", **options):
     """All plants share one compiled program: only arrays differ."""
-    found = capture(model, X, mask, real=REAL, similarity=True)
+    found = capture(model, X, mask, **(options or {"real": REAL, "similarity": True}))
     return diagnose(found, causal=causal)
 
 
@@ -36,6 +36,18 @@ def test_a_healthy_model_has_no_finding():
     assert not found, str(found)
     assert found.examined == 2
     assert str(found) == "nothing found in 2 attentions"
+    assert not examine(model(), similarity=False)
+
+
+def test_padding_in_front_is_no_fault_and_a_first_row_that_sees_nothing_is():
+    in_front = np.ascontiguousarray(np.flip(REAL, 1)[:, None, None]) & np.tril(
+        np.ones((T, T), bool)
+    )
+    assert not examine(model(), in_front, similarity=False)
+    strictly = np.broadcast_to(np.tril(np.ones((T, T), bool), -1), GOOD.shape)
+    found = examine(model(), np.ascontiguousarray(strictly), similarity=False)
+    assert found.names == ("mask_hides_all",), str(found)
+    assert "12 of 144 rows" in str(found)
 
 
 def scale_query_and_key(model):
@@ -58,6 +70,16 @@ def kill_a_head(model):
     layer.value.kernel[...] = layer.value.kernel[...].at[:, 2].set(0.0)
 
 
+def silence_a_head(model):
+    layer = attention(model)
+    layer.out.kernel[...] = layer.out.kernel[...].at[2].set(0.0)
+
+
+def freeze(model):
+    for part in (attention(model).query, attention(model).key):
+        part.kernel[...] = part.kernel[...] * 30.0
+
+
 def spoil(model):
     layer = attention(model)
     layer.query.kernel[...] = layer.query.kernel[...].at[0, 0, 0].set(jnp.nan)
@@ -68,15 +90,20 @@ PLANTS = {
     "collapsed": (one_key_for_all, ["one and the same key", "largest weight", "normalize_qk=True"]),
     "duplicate_heads": (copy_a_head, ["heads 1 and 3", "num_heads=3"]),
     "dead_heads": (kill_a_head, ["head 2", "'layers/1/self_attention': [2]"]),
+    "dead_heads, silent": (silence_a_head, ["head 2", "output projection"]),
+    "collapsed, frozen": (freeze, ["no gradient passes the softmax", "kernel_init="]),
 }
+PLAIN = {"similarity": False}
 
 
-@pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_of_the_parameters_is_found_where_it_is(name):
-    plant, words = PLANTS[name]
+@pytest.mark.parametrize(
+    ("plant", "options"), [*((name, {}) for name in PLANTS), ("duplicate_heads", PLAIN)]
+)
+def test_a_planted_fault_of_the_parameters_is_found_where_it_is(plant, options):
+    name, (plant, words) = plant.split(",")[0], PLANTS[plant]
     sick = model()
     plant(sick)
-    found = examine(sick)
+    found = examine(sick, **options)
     assert found.names == (name,), str(found)
     (finding,) = found
     assert finding.where == PATH
@@ -116,6 +143,7 @@ def test_a_wrong_mask_is_found(name, mask, words):
     ("name", "score", "words"),
     [
         ("no_scale", "dot", ["H = 32", 'score="scaled_dot"']),
+        ("no_scale", aj.scores.soft_cap(aj.scores.dot(), 50.0), ["H = 32", "soft_cap"]),
         ("double_scale", aj.scores.scaled_dot(1 / 32), ["once too often", "1/√H is 0.1768"]),
     ],
 )
