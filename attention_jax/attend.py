@@ -234,7 +234,7 @@ def explain(
     """The plan that `attend` would follow for these arguments, without computing anything.
 
     Args:
-        query: an array or a `jax.ShapeDtypeStruct`, and so are key and value.
+        query: an array or a `jax.ShapeDtypeStruct`, as all arrays here may be.
         key: see `attend`.
         value: see `attend`.
         score: see `attend`.
@@ -251,21 +251,32 @@ def explain(
     Returns:
         A `Plan`; it prints well.
     """
-    request = make_request(
-        query,
-        key,
-        value,
-        score=score,
-        mask=mask,
-        bias=bias,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-        block_size=block_size,
-        precision=precision,
-    )
-    return make_plan(request, implementation)
+    parts = (score, mask, bias, query_positions, key_positions, dropout_key)
+    plans = []
+
+    def plan(parts: Any) -> None:
+        score, mask, bias, query_positions, key_positions, dropout_key = parts
+        request = make_request(
+            query,
+            key,
+            value,
+            score=score,
+            mask=mask,
+            bias=bias,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key,
+            block_size=block_size,
+            precision=precision,
+        )
+        plans.append(make_plan(request, implementation))
+
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(parts)):
+        jax.eval_shape(plan, parts)  # as what is traced: known by its shape alone
+    else:
+        plan(parts)
+    return plans[0]
 
 
 def make_request(

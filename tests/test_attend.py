@@ -98,6 +98,13 @@ def test_the_plan_counts_blocks():
     assert padded.visited + padded.skipped == 2 * 2 * 2
     assert padded.skipped == 2
     assert (padded.planes, plan.planes) == (2, 1)
+    unknown = aj.explain(
+        shape, shape, shape, mask=jax.ShapeDtypeStruct((64, 64), np.bool_),
+        bias=jax.ShapeDtypeStruct((2, 64, 64), np.float32),
+        score=aj.scores.general(jax.ShapeDtypeStruct((8, 8), np.float32)),
+    )  # fmt: skip
+    assert unknown.visited is None
+    assert "counted when the mask is known" in str(unknown)
     assert "in all 2 planes of the mask" in str(padded)
 
 

@@ -264,4 +264,4 @@ def from_array(array: AnyArray) -> Mask:
             "bias="
         )
     missing = (1,) * max(0, 2 - array.ndim)
-    return FromArray(array.reshape(*missing, *array.shape))
+    return FromArray(array.reshape(*missing, *array.shape) if missing else array)

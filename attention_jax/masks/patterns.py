@@ -66,24 +66,36 @@ class Window(Mask):
         return f"window({self.left}, {self.right})"
 
     def allowed(self, view: View) -> Any:
-        """`-left <= key position - query position <= right`."""
-        distance = view.key_positions - view.query_positions
-        inside = distance == distance
-        if self.left is not None:
-            inside = inside & (distance >= -self.left)
-        if self.right is not None:
-            inside = inside & (distance <= self.right)
-        return inside
+        """`query position - left <= key position <= query position + right`."""
+        low, high = self._reach(view.query_positions)
+        keys = view.key_positions
+        inside = keys == keys
+        if low is not None:
+            inside = inside & (keys >= low)
+        return inside if high is None else inside & (keys <= high)
+
+    def _reach(self, queries: Any) -> tuple[Any, Any]:
+        """The first and the last key position that each query sees; None is no limit.
+
+        Of rows and not of pairs, and kept inside the integers there are.
+        """
+        xp, limits = jnp if isinstance(queries, jax.Array) else np, np.iinfo(queries.dtype)
+        low = high = None
+        if self.left is not None and self.left <= limits.max:
+            low = xp.maximum(queries, limits.min + self.left) - self.left
+        if self.right is not None and self.right <= limits.max:
+            high = xp.minimum(queries, limits.max - self.right) + self.right
+        return low, high
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the least and greatest distance in the block."""
-        least = low.key_positions - high.query_positions
-        greatest = high.key_positions - low.query_positions
+        """By the reach of the first and of the last query in the block."""
+        first, last = self._reach(low.query_positions), self._reach(high.query_positions)
         some = every = np.True_
-        if self.left is not None:
-            some, every = greatest >= -self.left, least >= -self.left
-        if self.right is not None:
-            some, every = some & (least <= self.right), every & (greatest <= self.right)
+        if first[0] is not None:
+            some, every = high.key_positions >= first[0], low.key_positions >= last[0]
+        if first[1] is not None:
+            some = some & (low.key_positions <= last[1])
+            every = every & (high.key_positions <= first[1])
         return Verdict(some, every)
 
 

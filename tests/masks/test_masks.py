@@ -146,6 +146,20 @@ def test_lengths_and_positions_beyond_32_bits():
             masks.causal().to_array(2, 2, key_positions=positions)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"), [(2, 1), (None, 0), (3, None), (10**12, 0), (2**31 - 1, 2**31 - 1)]
+)
+def test_a_window_near_the_ends_of_the_integers(left, right):
+    end = 2**31 - 1
+    queries, keys = np.array([0, 5, end, -end - 1]), np.array([0, 3, end, -end - 1, end - 2])
+    distance = keys[None, :] - queries[:, None]  # in 64 bits
+    expected = (left is None) | (distance >= -(left or 0))
+    expected &= (right is None) | (distance <= (right or 0))
+    mask, at = masks.window(left, right), {"query_positions": queries, "key_positions": keys}
+    np.testing.assert_array_equal(mask.to_array(4, 5, **at), expected)
+    np.testing.assert_array_equal(mask.block_map(4, 5, 1, **at).kinds, 2 * expected)
+
+
 def test_block_map_of_simple_masks_is_exact():
     kinds = masks.causal().block_map(9, 9, 3).kinds
     np.testing.assert_array_equal(kinds, [[1, 0, 0], [2, 1, 0], [2, 2, 1]])
