@@ -46,6 +46,8 @@ PATTERNS: dict[str, Callable[[int, int, Any], Mask]] = {
     "dilated": lambda length, reach, key: masks.dilated(reach, 2),
     "strided": lambda length, reach, key: _strided(length),
     "random": lambda length, reach, key: masks.random(key, length, reach // 4, 4),
+    "prefix": lambda length, reach, key: masks.prefix(reach),
+    "global": lambda length, reach, key: masks.global_tokens(reach // 4),
     "longformer": lambda length, reach, key: masks.longformer(reach, reach // 4),
     "bigbird": lambda length, reach, key: masks.bigbird(key, length, reach // 4),
     "axial": lambda length, reach, key: masks.axial(grid(length), 0),
@@ -59,9 +61,9 @@ def _masked(name: str) -> Callable[[int, int, int], Function]:
     return make
 
 
-def _linear(features: Callable[[int], Any]) -> Callable[[int, int, int], Function]:
+def _linear(features: Callable[[int, int], Any]) -> Callable[[int, int, int], Function]:
     def make(length: int, reach: int, depth: int) -> Function:
-        return functools.partial(subquadratic.linear_attention, feature_map=features(depth))
+        return functools.partial(subquadratic.linear_attention, feature_map=features(length, depth))
 
     return make
 
@@ -89,9 +91,10 @@ MAKERS: dict[str, Callable[[int, int, int], Function]] = {
     "full": lambda length, reach, depth: functools.partial(aj.attend, implementation="flash"),
     **{name: _masked(name) for name in PATTERNS if name != "axial"},
     "axial": _axial,
-    "linear-elu": _linear(lambda depth: subquadratic.elu_features()),
-    "linear-relu": _linear(lambda depth: subquadratic.relu_features(1e-3)),
-    "linear-favor": _linear(favor),
+    "linear-elu": _linear(lambda length, depth: subquadratic.elu_features()),
+    "linear-relu": _linear(lambda length, depth: subquadratic.relu_features(1e-3)),
+    "linear-cosine": _linear(lambda length, depth: subquadratic.cosine_features(length)),
+    "linear-favor": _linear(lambda length, depth: favor(depth)),
     "low-rank": lambda length, reach, depth: subquadratic.low_rank_attention,
     "nystrom": _nystrom,
     "memory-compressed": lambda length, reach, depth: (
@@ -124,6 +127,9 @@ def layer(name: str, length: int, reach: int, head_depth: int) -> Callable[[int]
         "linear-elu": lambda key: nnx.LinearAttention,
         "linear-relu": lambda key: functools.partial(
             nnx.LinearAttention, feature_map=subquadratic.relu_features(1e-3)
+        ),
+        "linear-cosine": lambda key: functools.partial(
+            nnx.LinearAttention, feature_map=subquadratic.cosine_features(length)
         ),
         "linear-favor": lambda key: functools.partial(
             nnx.LinearAttention, feature_map=favor(head_depth, key)

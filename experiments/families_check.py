@@ -63,7 +63,8 @@ def _head(
         return softmax(np.where(seen, scores, -np.inf)) @ v
     if name.startswith("linear"):
         weights = _FEATURES[name](q, depth) @ _FEATURES[name](k, depth).T
-        return weights @ v / weights.sum(axis=1, keepdims=True)
+        total = weights.sum(axis=1, keepdims=True)
+        return weights @ v / np.where(total > 0, total, 1)  # a query may share no feature: 0
     if name == "low-rank":
         return softmax(q @ (extra[0] @ k).T * depth**-0.5) @ (extra[1] @ v)
     if name == "memory-compressed":
@@ -85,9 +86,16 @@ def _favor(x: np.ndarray, depth: int) -> np.ndarray:
     return np.exp(x @ np.asarray(features.projection, np.float64).T - (x**2).sum(1)[:, None] / 2)
 
 
+def _cosine(x: np.ndarray, depth: int) -> np.ndarray:
+    angle = np.pi * np.arange(len(x))[:, None] / (2 * len(x))
+    x = np.maximum(x, 0)
+    return np.concatenate([x * np.cos(angle), x * np.sin(angle)], axis=1)
+
+
 _FEATURES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "linear-elu": lambda x, depth: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
     "linear-relu": lambda x, depth: np.maximum(x, 0) + 1e-3,
+    "linear-cosine": _cosine,
     "linear-favor": _favor,
 }
 

@@ -13,9 +13,9 @@ from experiments.runs import RunFolder
 
 # As experiments.families.MAKERS and experiments.tasks.TASKS, which would load JAX.
 NAMES = (
-    "full", "window", "block-diagonal", "dilated", "strided", "random", "longformer", "bigbird",
-    "axial", "linear-elu", "linear-relu", "linear-favor", "low-rank", "nystrom",
-    "memory-compressed", "lsh", "routed",
+    "full", "window", "block-diagonal", "dilated", "strided", "random", "prefix", "global",
+    "longformer", "bigbird", "axial", "linear-elu", "linear-relu", "linear-cosine",
+    "linear-favor", "low-rank", "nystrom", "memory-compressed", "lsh", "routed",
 )  # fmt: skip
 TASKS = ("recall", "max", "listops", "copy", "reverse", "sort")
 PASSES = ("forward", "gradient")

@@ -113,7 +113,7 @@ def test_a_grid_is_as_square_as_it_gets():
 
 
 @pytest.mark.parametrize(
-    "name", ["window", "memory-compressed", "linear-elu", "low-rank", "routed"]
+    "name", ["window", "memory-compressed", "linear-cosine", "low-rank", "routed"]
 )
 def test_what_is_wrong_is_found(name):
     given = families.arguments(name, 24, 8, heads=2, depth=4, seed=0)
