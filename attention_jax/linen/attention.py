@@ -17,6 +17,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import loud, loud_rows
 from attention_jax.cache import KVCache
 from attention_jax.linen.caching import store_cache, stored_cache
 from attention_jax.linen.heads import ProjectedAttention
@@ -159,10 +160,11 @@ class MultiHeadAttention(ProjectedAttention):
         arrays, told = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         told |= {"mask": combine(masks.causal() if is_causal else None, mask), "bias": bias}
         if sow_weights:
-            self.sow("intermediates", "attention_weights", self._weights(*arrays[:2], **told))
+            weights = self._weights(loud(arrays[0], inputs_q), arrays[1], **told)
+            self.sow("intermediates", "attention_weights", weights)
         told |= {"shared_dropout": self.broadcast_dropout, "adapt": self._adapt(inputs_q)}
         result = self._run(*arrays, **told, **flags)
-        return self._project_out(result.out, inputs_q.shape[-1])
+        return self._answer(result.out, inputs_q)
 
     def with_stats(
         self,
@@ -199,7 +201,7 @@ class MultiHeadAttention(ProjectedAttention):
         told |= {"shared_dropout": self.broadcast_dropout, "adapt": self._adapt(inputs_q)}
         result = self._run(*arrays, **told, **flags, statistics=True)
         assert result.stats is not None  # asked for above
-        return self._project_out(result.out, inputs_q.shape[-1]), result.stats
+        return self._answer(result.out, inputs_q), loud_rows(result.stats, inputs_q)
 
     def attention_weights(
         self,
@@ -225,7 +227,8 @@ class MultiHeadAttention(ProjectedAttention):
             `[*B, N, T, S]`.
         """
         arrays, told = self._inputs(inputs_q, inputs_k, None, query_positions, key_positions)
-        return self._weights(*arrays[:2], **told, mask=mask, bias=bias)
+        query = loud(arrays[0], inputs_q)
+        return self._weights(query, arrays[1], **told, mask=mask, bias=bias)
 
     def _inputs(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any

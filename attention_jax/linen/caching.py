@@ -23,6 +23,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
 from attention_jax.linen.base import AttentionLayer
 from attention_jax.scores import Score
@@ -134,10 +135,11 @@ class CachedAttention(AttentionLayer):
             "count": seen.lengths,
         }
         if sow_weights:
-            self.sow("intermediates", "attention_weights", self._weights(query, seen.key, **told))
+            weights = self._weights(loud(query, inputs[0]), seen.key, **told)
+            self.sow("intermediates", "attention_weights", weights)
         flags |= {"shared_dropout": self._shared_dropout()}
         result = self._run(query, seen.key, seen.value, **told, **flags)
-        return self._leave(result.out, after, inputs[0].shape[-1]), after
+        return self._leave(result.out, after, inputs[0]), after
 
     def remember(
         self, inputs_k: KeyInputs, inputs_v: ValueInputs | None = None, *, valid: Any = None
@@ -201,12 +203,17 @@ class CachedAttention(AttentionLayer):
             dropout_rng=dropout_rng,
             shared_dropout=self._shared_dropout(),
         )
-        return self._leave(result.out, cache, inputs_q.shape[-1])
+        return self._leave(result.out, cache, inputs_q)
 
     @nn.nowrap
-    def _leave(self, out: Array, cache: KVCache, width: int) -> Array:
+    def _answer(self, seen: Array, inputs_q: Any) -> Array:
+        """The output projection of what the queries saw."""
+        return answered(self._project_out(seen, inputs_q.shape[-1]), seen, inputs_q)
+
+    @nn.nowrap
+    def _leave(self, seen: Array, cache: KVCache, inputs_q: Any) -> Array:
         """The output projection; NaN for an example that lost a token, even if it sees nothing."""
-        out = self._project_out(out, width)
+        out = self._answer(seen, inputs_q)
         return jnp.where(cache.lost[..., None, None], jnp.nan, out)
 
     def _project(

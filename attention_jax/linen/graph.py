@@ -12,7 +12,7 @@ from attention_jax._modules.arguments import AnyBias, AnyMask, Features, check_c
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.graph import GraphScore, neighbours
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
-from attention_jax._modules.shield import shielded
+from attention_jax._modules.shield import answered, calm, loud, shielded
 from attention_jax.linen.base import AttentionLayer
 from attention_jax.linen.projection import Projection
 from attention_jax.linen.scores import ScoreParameters
@@ -139,10 +139,10 @@ class GraphAttention(AttentionLayer):
             out = result.out.reshape(*x.shape[:-1], -1)
         else:
             out = jnp.mean(result.out, axis=-2)
-        if not self.use_bias:
-            return out
-        bias = jnp.asarray(self.bias).astype(out.dtype)
-        return out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)
+        if self.use_bias:
+            bias = jnp.asarray(self.bias).astype(out.dtype)
+            out = out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)
+        return answered(out, result.out, x)
 
     def attention_weights(
         self, x: Features, adjacency: AnyMask = None, *, edge_bias: AnyBias = None
@@ -156,13 +156,13 @@ class GraphAttention(AttentionLayer):
         """
         query, key, score = self._both(x)
         mask = neighbours(adjacency, x.ndim, self.self_loops)
-        return self._weights(query, key, score=score, mask=mask, bias=edge_bias)
+        return self._weights(loud(query, x), key, score=score, mask=mask, bias=edge_bias)
 
     def _both(self, x: Any) -> tuple[Array, Array, Score]:
         """What a node is as one that looks, and as one that is looked at; and the score."""
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         heads = (self.num_heads, self.head_features)
-        query = shielded(lambda x: self.target(x, heads), x)
+        query = calm(lambda x: self.target(x, heads), x)
         key = shielded(lambda x: self.source(x, heads), x)
         sizes = Sizes(*heads, self.head_features, self.param_dtype, self.kernel_init)
         return query, key, self.score(sizes)

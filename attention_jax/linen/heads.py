@@ -14,7 +14,7 @@ from attention_jax._modules import places
 from attention_jax._modules.arguments import check_width, head_depth
 from attention_jax._modules.fused import fused_product, split_parts
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
-from attention_jax._modules.shield import shielded
+from attention_jax._modules.shield import calm, loud, shielded
 from attention_jax.cache import KVCache
 from attention_jax.linen.caching import CachedAttention
 from attention_jax.linen.norm import LayerNorm
@@ -141,14 +141,17 @@ class ProjectedAttention(CachedAttention):
     def _project(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
     ) -> tuple[Array, Array, Array, Score]:
-        """Query, key and value, the first two normalised and turned, and the score."""
+        """Query, key and value, the first two normalised and turned, and the score.
+
+        Queries are calm; `answered` gives back what is not finite.
+        """
         self._check(inputs_q, inputs_k, inputs_v)
         sizes = self._sizes(inputs_q.shape[-1])
         one = inputs_q is inputs_k is inputs_v
         if self.fused_qkv and one and not self.is_initializing():
             query, key, value = self._fused(inputs_q, sizes)
         else:
-            query = shielded(self._to_query(sizes), inputs_q)
+            query = calm(self._to_query(sizes), inputs_q)
             key = shielded(self._to_key(sizes), inputs_k)
             value = shielded(self._to_value(sizes), inputs_v)
         turn = self._placed.turn
@@ -157,7 +160,7 @@ class ProjectedAttention(CachedAttention):
     def _project_query(self, inputs_q: Any, at: Any) -> tuple[Array, Score]:
         self._check(inputs_q)
         sizes = self._sizes(inputs_q.shape[-1])
-        query = shielded(self._to_query(sizes), inputs_q)
+        query = calm(self._to_query(sizes), inputs_q)
         return self._placed.turn(query, at), self._score(sizes)
 
     def _project_memory(self, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array]:
@@ -234,11 +237,11 @@ class ProjectedAttention(CachedAttention):
         ]
         kernels, biases = [kernel for kernel, _ in parameters], [bias for _, bias in parameters]
         how = {"dtype": self.dtype, "precision": self.precision}
-        joined = shielded(lambda x: fused_product(x, kernels, biases, **how), x)
+        joined = calm(lambda x: fused_product(x, kernels, biases, **how), x)
         query, key, value = split_parts(joined, [k.shape[1:] for k in kernels])
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
-        return query, key, value
+        return query, loud(key, x), loud(value, x)
 
     def _adapt(self, inputs_q: Any) -> Callable[[Stats], None] | None:
         """What takes note of a training call; None where the score has no states."""

@@ -11,6 +11,7 @@ from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import AnyMask, Features, Memory, cast, check_width
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import shielded
 from attention_jax.cache import KVCache
 from attention_jax.linen.caching import stored_cache
 from attention_jax.linen.norm import LayerNorm
@@ -47,12 +48,12 @@ class Layer(Parts):
 
     @nn.nowrap
     def _enter(self, norm: LayerNorm, x: Array) -> Array:
-        return norm(x) if self.norm == "pre" else x
+        return shielded(norm, x) if self.norm == "pre" else x
 
     @nn.nowrap
     def _leave(self, norm: LayerNorm, x: Array, change: Array, deterministic: Flag) -> Array:
         x = x + self.dropout(change, deterministic=deterministic)
-        return x if self.norm == "pre" else norm(x)
+        return x if self.norm == "pre" else shielded(norm, x)
 
     def _attend_to_self(self, x: Array, mask: AnyMask, deterministic: Flag, **told: Any) -> Array:
         norm, options = self.self_attention_norm, {"mask": mask, "deterministic": deterministic}

@@ -20,6 +20,7 @@ from attention_jax._modules.arguments import (
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax._modules.settings import check_fields
+from attention_jax._modules.shield import shielded
 from attention_jax.cache import KVCache
 from attention_jax.linen.attention import MultiHeadAttention
 from attention_jax.linen.mean import MeanAttention
@@ -82,9 +83,10 @@ class FeedForward(nn.Module):
             "kernel_init": self.kernel_init,
             "bias_init": self.bias_init,
         }
-        hidden = self.activation(nn.Dense(self.mlp_features, name="hidden", **options)(x))
+        hidden = nn.Dense(self.mlp_features, name="hidden", **options)
         options["kernel_init"] = self.out_kernel_init or self.kernel_init
-        return nn.Dense(self.in_features, name="out", **options)(hidden)
+        out = nn.Dense(self.in_features, name="out", **options)
+        return shielded(lambda x: out(self.activation(hidden(x))), x)
 
 
 class Parts(nn.Module, kw_only=True):

@@ -12,6 +12,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules.arguments import cast, check_width
 from attention_jax._modules.policy import Remat, checkpoint_policy
+from attention_jax._modules.shield import shielded
 from attention_jax.linen.parts import Parts
 
 Call = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -92,4 +93,4 @@ class LayerStack(Parts):
 
     @nn.nowrap
     def _finish(self, x: Any) -> Array:
-        return jnp.asarray(x) if self.last_norm is None else self.last_norm(x)
+        return jnp.asarray(x) if self.last_norm is None else shielded(self.last_norm, x)

@@ -150,7 +150,7 @@ class LinearAttention(FamilyAttention, kw_only=True):
             chunk_size=self.chunk_size,
             mask=combine(masks.causal(), self.mask, mask),
         )
-        return self._project_out(out, inputs.shape[-1]), state
+        return self._answer(out, inputs), state
 
 
 class LowRankAttention(FamilyAttention, kw_only=True):

@@ -24,6 +24,7 @@ from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer, Sizes
 from attention_jax._modules.settings import check_settings
+from attention_jax._modules.shield import loud, loud_rows
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.places import AnyPositions, PositionParameters
 from attention_jax.nnx.projection import ProjectedAttention
@@ -297,9 +298,10 @@ class MultiHeadAttention(ProjectedAttention):
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         mask = combine(masks.causal() if is_causal else None, mask)
         if sow_weights:
-            weights = self._weights(*arrays[:2], mask=mask, bias=bias, **where)
-            self._sow(weights)
-        return self._project_out(self._run(*arrays, mask=mask, bias=bias, **where, **flags).out)
+            query = loud(arrays[0], inputs_q)
+            self._sow(self._weights(query, arrays[1], mask=mask, bias=bias, **where))
+        seen = self._run(*arrays, mask=mask, bias=bias, **where, **flags).out
+        return self._answer(seen, inputs_q)
 
     def with_stats(
         self,
@@ -332,8 +334,8 @@ class MultiHeadAttention(ProjectedAttention):
         """
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         flags = {"deterministic": deterministic, "rngs": rngs}
-        out, stats = self._run_with_stats(*arrays, mask=mask, bias=bias, **where, **flags)
-        return self._project_out(out), stats
+        seen, stats = self._run_with_stats(*arrays, mask=mask, bias=bias, **where, **flags)
+        return self._answer(seen, inputs_q), loud_rows(stats, inputs_q)
 
     def attention_weights(
         self,
@@ -359,7 +361,8 @@ class MultiHeadAttention(ProjectedAttention):
             `[*B, N, T, S]`.
         """
         arrays, where = self._inputs(inputs_q, inputs_k, None, query_positions, key_positions)
-        return self._weights(*arrays[:2], mask=mask, bias=bias, **where)
+        query = loud(arrays[0], inputs_q)
+        return self._weights(query, arrays[1], mask=mask, bias=bias, **where)
 
     def _inputs(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any

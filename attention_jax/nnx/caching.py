@@ -22,6 +22,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs
@@ -142,9 +143,9 @@ class CachedAttention(AttentionLayer):
             "count": seen.lengths,
         }
         if sow_weights:
-            self._sow(self._weights(query, seen.key, **told))
+            self._sow(self._weights(loud(query, inputs), seen.key, **told))
         result = self._run(query, seen.key, seen.value, **told, **flags)
-        return self._leave(result.out, after), after
+        return self._leave(result.out, after, inputs), after
 
     def remember(
         self, inputs_k: KeyInputs, inputs_v: ValueInputs | None = None, *, valid: Any = None
@@ -203,7 +204,7 @@ class CachedAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        return self._leave(result.out, cache)
+        return self._leave(result.out, cache, inputs_q)
 
     def init_cache(self, input_shape: InputShape, dtype: Any = jnp.float32) -> None:
         """Makes the layer's own cache, or empties it; `decode=True` needs it.
@@ -270,9 +271,13 @@ class CachedAttention(AttentionLayer):
         for field, name in _NAMES.items():
             getattr(self, name)[...] = getattr(cache, field)
 
-    def _leave(self, out: Array, cache: KVCache) -> Array:
+    def _answer(self, seen: Array, inputs_q: Any) -> Array:
+        """The output projection of what the queries saw."""
+        return answered(self._project_out(seen), seen, inputs_q)
+
+    def _leave(self, seen: Array, cache: KVCache, inputs_q: Any) -> Array:
         """The output projection; NaN for an example that lost a token, even if it sees nothing."""
-        out = self._project_out(out)
+        out = self._answer(seen, inputs_q)
         return jnp.where(cache.lost[..., None, None], jnp.nan, out)
 
     def _project(

@@ -25,7 +25,7 @@ from attention_jax._modules.recipes import (
     Sizes,
 )
 from attention_jax._modules.settings import check_settings
-from attention_jax._modules.shield import shielded
+from attention_jax._modules.shield import answered, calm, loud, shielded
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
@@ -177,10 +177,10 @@ class GraphAttention(AttentionLayer):
             out = result.out.reshape(*x.shape[:-1], -1)
         else:
             out = jnp.mean(result.out, axis=-2)
-        if self.bias is None:
-            return out
-        bias = jnp.asarray(self.bias[...]).astype(out.dtype)
-        return out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)
+        if self.bias is not None:
+            bias = jnp.asarray(self.bias[...]).astype(out.dtype)
+            out = out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)
+        return answered(out, result.out, x)
 
     def attention_weights(
         self, x: Features, adjacency: AnyMask = None, *, edge_bias: AnyBias = None
@@ -194,9 +194,9 @@ class GraphAttention(AttentionLayer):
         """
         query, key = self._both(x)
         mask = neighbours(adjacency, x.ndim, self.self_loops)
-        return self._weights(query, key, mask=mask, bias=edge_bias)
+        return self._weights(loud(query, x), key, mask=mask, bias=edge_bias)
 
     def _both(self, x: Any) -> tuple[Array, Array]:
         """What a node is as one that looks, and as one that is looked at."""
         check_width("x", x, self.in_features, "[*B, T, in_features]")
-        return shielded(self.target, x), shielded(self.source, x)
+        return calm(self.target, x), shielded(self.source, x)

@@ -19,6 +19,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import shielded
 from attention_jax.cache import KVCache
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.parts import Parts, check_options
@@ -48,11 +49,11 @@ class Layer(nnx.Module):
         self.dropout = parts.dropout(type(self).__name__)
 
     def _enter(self, norm: LayerNorm, x: Array) -> Array:
-        return norm(x) if self.norm == "pre" else x
+        return shielded(norm, x) if self.norm == "pre" else x
 
     def _leave(self, norm: LayerNorm, x: Array, change: Array, **flags: Any) -> Array:
         x = x + self.dropout(change, **flags)
-        return x if self.norm == "pre" else norm(x)
+        return x if self.norm == "pre" else shielded(norm, x)
 
     def _attend_to_self(self, x: Array, mask: AnyMask, **flags: Any) -> Array:
         def attend(x: Array) -> tuple[Array, None]:

@@ -16,6 +16,7 @@ from attention_jax._modules.arguments import AnyMask, Features, check_activation
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 from attention_jax._modules.settings import check_fields, check_settings
+from attention_jax._modules.shield import shielded
 from attention_jax.nnx.attention import MultiHeadAttention
 from attention_jax.nnx.mean import MeanAttention
 from attention_jax.nnx.norm import LayerNorm
@@ -85,7 +86,7 @@ class FeedForward(nnx.Module):
         Args:
             x: `[*B, T, in_features]`.
         """
-        return self.out(self.activation(self.hidden(x)))
+        return shielded(lambda x: self.out(self.activation(self.hidden(x))), x)
 
 
 def check_options(owner: nnx.Module, rngs: Any, options: dict[str, Any], *more: str) -> None:

@@ -9,7 +9,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import check_width
-from attention_jax._modules.shield import shielded
+from attention_jax._modules.shield import calm, loud, shielded
 from attention_jax.nnx.caching import CachedAttention
 from attention_jax.nnx.norm import LayerNorm
 
@@ -30,20 +30,23 @@ class ProjectedAttention(CachedAttention):
     def _project(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
     ) -> tuple[Array, Array, Array]:
-        """Query, key and value, the first two normalised and turned as the layer has it."""
+        """Query, key and value, the first two normalised and turned as the layer has it.
+
+        Queries are calm; `answered` gives back what is not finite.
+        """
         self._check(inputs_q, inputs_k, inputs_v)
         assert self.positions is not None  # a layer with projections has a scheme, if an empty one
         if self.fused_qkv and inputs_q is inputs_k is inputs_v:
             query, key, value = self._fused(inputs_q)
         else:
-            query = shielded(self._to_query, inputs_q)
+            query = calm(self._to_query, inputs_q)
             key, value = shielded(self._to_key, inputs_k), shielded(self.value, inputs_v)
         return self.positions.turn(query, query_at), self.positions.turn(key, key_at), value
 
     def _project_query(self, inputs_q: Any, at: Any) -> Array:
         check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
         assert self.positions is not None  # as above
-        return self.positions.turn(shielded(self._to_query, inputs_q), at)
+        return self.positions.turn(calm(self._to_query, inputs_q), at)
 
     def _project_memory(self, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array]:
         inputs_v = inputs_k if inputs_v is None else inputs_v
@@ -83,7 +86,7 @@ class ProjectedAttention(CachedAttention):
             y = jax.lax.dot_general(inputs, weights, dims, precision=self.precision)
             return y if shift is None else y + shift.reshape((1,) * (y.ndim - 1) + (-1,))
 
-        joined, start, parts = shielded(product, x), 0, []
+        joined, start, parts = calm(product, x), 0, []
         for heads, depth in widths:
             part = joined[..., start : start + heads * depth]
             parts.append(part.reshape(*part.shape[:-1], heads, depth))
@@ -91,4 +94,4 @@ class ProjectedAttention(CachedAttention):
         query, key, value = parts
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
-        return query, key, value
+        return query, loud(key, x), loud(value, x)

@@ -10,6 +10,7 @@ from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import AnyMask, Features, Memory
 from attention_jax._modules.caches import DecoderCache, check_batch
 from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import shielded
 from attention_jax.cache import KVCache
 from attention_jax.nnx.decoder_layer import TransformerDecoderLayer
 from attention_jax.nnx.layers import TransformerEncoderLayer
@@ -162,7 +163,7 @@ class TransformerEncoder(LayerStack):
         return self._finish(x), cache
 
     def _finish(self, x: Any) -> Array:
-        return jnp.asarray(x) if self.norm is None else self.norm(x)
+        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)
 
 
 class TransformerDecoder(LayerStack):
@@ -371,4 +372,4 @@ class TransformerDecoder(LayerStack):
         return self._finish(x), cache
 
     def _finish(self, x: Any) -> Array:
-        return jnp.asarray(x) if self.norm is None else self.norm(x)
+        return jnp.asarray(x) if self.norm is None else shielded(self.norm, x)

@@ -151,7 +151,7 @@ class LinearAttention(FamilyAttention):
             chunk_size=self.chunk_size,
             mask=combine(masks.causal(), self.mask, mask),
         )
-        return self._project_out(out), state
+        return self._answer(out, inputs), state
 
 
 class LowRankAttention(FamilyAttention):

@@ -85,6 +85,21 @@ def test_what_is_masked_does_not_matter_and_an_empty_row_is_the_bias(score):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_padding_that_is_no_number_spoils_nothing_though_it_looks_itself():
+    layer = TransformerEncoderLayer(2, D, 8)
+    mask, variables = jnp.arange(T) < 3, init(layer, X)
+
+    def loss(variables, x):
+        out = layer.apply(variables, x, mask[None, None, None])
+        return jnp.sum(out[:, :3] * X[:, :3]), out[:, 3:]
+
+    run = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    spoiled, loud = run(variables, X.at[:, 3:].set(jnp.nan))
+    assert np.isnan(loud).all()
+    for a, b in zip(jax.tree.leaves(run(variables, X)[0]), jax.tree.leaves(spoiled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_flags_of_dropout():
     """Cases A16, A17: the call's flag wins, evaluation needs no key, weights are undropped."""
     variables = init(MultiHeadAttention(1), X)
