@@ -73,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # command leaves them out; `-m thorough` runs them, and so does CI.
 THOROUGH = (
     "cases/test_sharding.py::test_a26_batch_and_heads_by_annotation[blockwise",
+    "cases/test_sharding.py::test_a26_explicit_axes[blockwise",
+    "cases/test_sharding.py::test_a26_explicit_axes[flash",
     "cases/test_sharding.py::test_a26_shard_map_over_batch_and_heads[blockwise",
     "cases/test_sharding.py::test_a26_shards_of_the_queries_with_their_own_positions[blockwise",
     "cases/test_sharding.py::test_a26_the_sequence_split_by_annotation[blockwise",

@@ -1,14 +1,21 @@
-"""Manual mesh axes: inside `jax.shard_map` a value varies over some of them, or is the same.
+"""Mesh axes that are part of a value's type: manual ones and explicit ones.
+
+Manual: inside `jax.shard_map` a value varies over some of them, or is the same.
 
 A loop's carry and a branch's outputs must vary alike. And what is cast to varying inside a loop has
 its cotangent summed over devices inside the loop, where devices that take different branches wait
 for one another for ever. So everything is cast once, outside: the transpose is one sum.
+
+Explicit: what is mapped together must be divided among devices alike along the mapped axis, and
+what we make ourselves, such as dropout's bits, or are given whole, such as a mask, is not.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def _axes(tree: Any) -> frozenset[Any]:
@@ -27,3 +34,57 @@ def vary_as(tree: Any, like: Any) -> Any:
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(vary, tree) if axes else tree
+
+
+def is_explicit() -> bool:
+    """Whether the current mesh has explicit axes."""
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return any(t == jax.sharding.AxisType.Explicit for t in types or ())
+
+
+def divide(x: Any, mesh: Any, wanted: dict[int, Any]) -> Any:
+    """`x` with some of its axes divided over mesh axes, which its other axes then are not."""
+    spec = list(jax.typeof(x).sharding.spec)
+    if all(spec[axis] == entry for axis, entry in wanted.items()):
+        return x
+    taken = {name for entry in wanted.values() for name in _names(entry)}
+    spec = [None if taken & set(_names(entry)) else entry for entry in spec]
+    for axis, entry in wanted.items():
+        spec[axis] = entry
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    """`jax.vmap(function)(leaves)`, leading axes divided over the mesh axes of the first that is.
+
+    The explicit mesh of that one becomes the current one: JAX does not find it by itself for what
+    a loop inside starts from.
+    """
+    shardings = [jax.typeof(x).sharding for x in leaves]
+    divided = next((s for s in shardings if s.spec and s.spec[0] is not None), None)
+    if divided is None:
+        return jax.vmap(function)(leaves)
+    with jax.sharding.use_abstract_mesh(divided.mesh):
+        return jax.vmap(function)([divide(x, divided.mesh, {0: divided.spec[0]}) for x in leaves])
+
+
+def divide_factors(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two factors of a matrix product, axes before the last two divided alike where one is not."""
+    kinds = jax.typeof(x), jax.typeof(y)
+    wanted: tuple[dict[int, Any], ...] = {}, {}
+    mesh = None
+    for axis in range(3, min(x.ndim, y.ndim) + 1):
+        entries = [kind.sharding.spec[-axis] for kind in kinds]
+        if entries[0] != entries[1] and None in entries and x.shape[-axis] == y.shape[-axis]:
+            at = entries.index(None)
+            wanted[at][kinds[at].ndim - axis] = entries[1 - at]
+            mesh = kinds[1 - at].sharding.mesh
+    if mesh is None:
+        return x, y
+    return tuple(
+        divide(z, mesh, want) if want else z for z, want in zip((x, y), wanted, strict=True)
+    )

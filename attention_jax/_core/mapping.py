@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from attention_jax._core.axes import Layout, Shape
+from attention_jax._core.manual import vmap_divided
 from attention_jax._core.term import Sides
 
 
@@ -90,7 +91,7 @@ def map_leading(
     entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]
     if size == 1:
         return jax.tree.map(lambda x: x[None], inner(entries))
-    return jax.lax.map(inner, entries) if loop else jax.vmap(inner)(entries)
+    return jax.lax.map(inner, entries) if loop else vmap_divided(inner, entries)
 
 
 def leading_size(sizes: Shape) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import AnyArray, Array, Shape
+from attention_jax._core.manual import divide_factors
 
 NEG_INF = float("-inf")
 
@@ -55,7 +56,7 @@ def matmul(x: AnyArray, y: AnyArray) -> Array:
     No product of low-precision numbers is rounded back to low precision, so a float16 logit
     beyond 65504 stays finite.
     """
-    x, y = same_dtype(x, y)
+    x, y = divide_factors(*same_dtype(x, y))
     return jnp.matmul(x, y, preferred_element_type=stats_dtype(x.dtype))
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
+from attention_jax._core.manual import is_explicit
 from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.term import Sides
 from attention_jax.kernels.block import block_logits, first_at, raw_logits, weigh_values
@@ -108,15 +109,18 @@ def top_logits(head: Problem, rows: Rows) -> Array:
     """
     rows = rows._replace(first=rows.first.astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
+    # Arrays that several heads share are taken for one head's own where a gather's operand and
+    # indices must be divided among devices alike.
+    own = (lambda x: jnp.where(rows.first[0] >= 0, x, x)) if is_explicit() else jnp.asarray
 
     def pair(x: Array) -> Array:
         row = every if x.shape[0] > 1 else jnp.zeros_like(every)
         column = rows.first if x.shape[1] > 1 else jnp.zeros_like(rows.first)
-        return jnp.asarray(x)[row, column][:, None, None]
+        return own(x)[row, column][:, None, None]
 
     sides = Sides(
         query=jax.tree.map(lambda x: x[:, None], head.sides.query),
-        key=jax.tree.map(lambda x: jnp.asarray(x)[rows.first][:, None], head.sides.key),
+        key=jax.tree.map(lambda x: own(x)[rows.first][:, None], head.sides.key),
         pair=jax.tree.map(pair, head.sides.pair),
     )
     spoiled = jnp.isnan(rows.lse)

@@ -51,6 +51,31 @@ def test_a26_batch_and_heads_by_annotation(attend, rng, mesh, spec, request_):
         close(got, one, atol=5e-6)
 
 
+def test_a26_explicit_axes(path, rng):
+    """Axes that are part of an array's type, while parameters, mask and bias are on all devices."""
+    arrays = inputs(rng)
+    weight, bias = normals(rng, (8, 3, 3), (1, 8, 6, 7))
+    mask = aj.masks.causal() | aj.masks.padding(jnp.array([3, 7, 1, 0]))
+
+    def f(q, k, v, weight, bias):
+        out, stats = aj.attend_with_stats(
+            q, k, v, score=aj.scores.general(weight), mask=mask, bias=bias, **DROP, **path
+        )
+        return out, stats.lse, stats.max_logit
+
+    @jax.jit
+    def run(*arrays):
+        out, pull = jax.vjp(f, *arrays, weight, bias)
+        return out, pull(jax.tree.map(jnp.cos, out))
+
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=explicit)
+    sharding = NamedSharding(mesh, P("data", None, "model"))
+    got = run(*(jax.device_put(x, sharding) for x in arrays))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(run(*arrays)), strict=True):
+        close(x, y, atol=5e-6)
+
+
 def test_a26_shard_map_over_batch_and_heads(attend, rng, mesh):
     arrays = inputs(rng)
     spec = P("data", None, "model")
