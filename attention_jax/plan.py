@@ -155,9 +155,10 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
 
 
 def _preferred(request: Request) -> tuple[str, ...]:
-    ours = ("dense", "flash") if _is_small(request) else ("flash", "dense")
     vendor = VENDORS.get(jax.default_backend())
-    return ours if vendor is None else (vendor, *ours)
+    if vendor is not None:
+        return (vendor, "flash", "dense")
+    return ("dense", "flash") if _is_small(request) else ("flash", "dense")
 
 
 def _is_small(request: Request) -> bool:

@@ -58,6 +58,13 @@ def _names(entry: Any) -> tuple[Any, ...]:
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
+def whole_behind(x: Any, lead: int) -> Any:
+    """`x`, only its first `lead` axes divided over explicit mesh axes: the others are gathered."""
+    sharding = jax.typeof(x).sharding
+    split = [axis for axis in range(lead, x.ndim) if sharding.spec[axis] is not None]
+    return divide(x, sharding.mesh, dict.fromkeys(split)) if split else x
+
+
 def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
     """`jax.vmap(function)(leaves)`, leading axes divided over the mesh axes of the first that is.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout, Shape
-from attention_jax._core.manual import vary_as
+from attention_jax._core.manual import vary_as, whole_behind
 from attention_jax._core.mapping import head_axes, merge_axes
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
@@ -66,8 +66,10 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     term = request.score if request.bias is None else Sum(request.score, request.bias)
     lost = tuple(map(_beyond_int32, (request.query_positions, request.key_positions)))
     guarded = request.mask is not None or term.may_hide or lost != (None, None)
+    lead = len(layout.batch) + 1
     query, key, value = (
-        jnp.swapaxes(jnp.asarray(x), -2, -3) for x in (request.query, request.key, request.value)
+        whole_behind(jnp.swapaxes(jnp.asarray(x), -2, -3), lead)
+        for x in (request.query, request.key, request.value)
     )
     positions = tuple(
         _positions(given, size, len(layout.batch))
@@ -111,6 +113,7 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
         ((term.per_head(), mask), Sides(on_query, on_key, on_pair)), layout
     )
     sizes = (*layout.batch, layout.K, layout.group)
+    sides = jax.tree.map(lambda x: whole_behind(x, len(sizes)), sides)
     if bad_value is not None:
         bad_value = bad_value.reshape((1,) * len(sizes))
     problem = Problem(own_term, own_mask, sides, bad_value)

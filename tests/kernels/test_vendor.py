@@ -68,6 +68,17 @@ SPLASH = [
 ]
 
 
+@pytest.mark.parametrize(("platform", "vendor"), [("gpu", "cudnn"), ("tpu", "splash")])
+def test_where_the_vendor_cannot_flash_does(monkeypatch, platform, vendor):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "devices", lambda *_: [type("", (), {"compute_capability": "9.0"})])
+    for length in (8, 512):
+        x = jax.ShapeDtypeStruct((length, 2, 64), jnp.float16)
+        plan = aj.explain(x, x, x, score=aj.scores.cosine())
+        assert plan.implementation == "flash"
+        assert "cosine" in plan.reasons[vendor] or "float16" in plan.reasons[vendor]
+
+
 @pytest.mark.parametrize(("request_", "reason"), REFUSED + CUDNN)
 def test_cudnn_says_what_it_cannot_do(request_, reason):
     assert reason in cudnn.cannot(make_request(*arrays(dtype=HALF), **request_), deepest=128)
