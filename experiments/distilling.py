@@ -43,21 +43,19 @@ def observed(student: model.Model, batch: model.Arrays) -> tuple[Array, dict[str
     return attention_inputs(student, *inputs, **flags)
 
 
-def shown(teacher: model.Model, batch: model.Arrays, *, maps: bool) -> dict[str, Any]:
-    """Return the teacher's logits for a batch and, if asked for, its queries and keys."""
+def shown(teacher: model.Model, batch: model.Arrays) -> dict[str, Any]:
+    """Return the teacher's logits for a batch, and the queries and keys of its attentions."""
     graph, state = nnx.split(teacher)
 
     def jitted() -> Any:
         def compute(state: Any, batch: model.Arrays) -> dict[str, Any]:
             logits, kept = observed(nnx.merge(graph, state), batch)
-            if not maps:
-                return {"logits": logits}
             looks = {path: (x.query, x.key) for path, x in kept.items()}
             return {"logits": logits, "maps": looks}
 
         return jax.jit(compute, compiler_options=compiler_options())
 
-    return _EXECUTABLES.get(("shown", graph, maps), jitted, (state, batch))(state, batch)
+    return _EXECUTABLES.get(("shown", graph), jitted, (state, batch))(state, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +128,12 @@ def lesson(
         return model.loss, lambda step: model.arrays(retold(data.train[step], said))
     assert teacher is not None
 
+    wanted = ("logits", "maps") if way == "logits and maps" else ("logits",)
+
     def with_teacher(step: int) -> dict[str, Any]:
         batch = model.arrays(data.train[step])
-        return {**batch, "teacher": shown(teacher, batch, maps=way == "logits and maps")}
+        its = shown(teacher, batch)
+        return {**batch, "teacher": {name: its[name] for name in wanted}}
 
     return loss, with_teacher
 

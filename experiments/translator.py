@@ -17,10 +17,24 @@ Loss = Callable[[Any, Any, Any], Any]
 _OBSERVATIONS = 10
 
 
-def corpus(seed: int, *, batch_size: int, train_size: int, test_size: int) -> Corpus:
-    """Return English–German sentences of the grammar, the shorter half, all of one shape."""
+def corpus(
+    seed: int, *, batch_size: int, train_size: int, test_size: int, cover: float = 0.5
+) -> Corpus:
+    """Return English–German sentences of the grammar, all of one shape: the shorter ones.
+
+    Args:
+        seed: of the sentences.
+        batch_size: sentences in a batch.
+        train_size: training sentences to make.
+        test_size: test sentences to make.
+        cover: the share of them that is kept at least.
+    """
     options = Compare(
-        preset="quick", batch_size=batch_size, train_size=train_size, test_size=test_size
+        preset="quick",
+        batch_size=batch_size,
+        train_size=train_size,
+        test_size=test_size,
+        cover=cover,
     ).resolved()
     assert isinstance(options, Compare)
     return Corpus.load(options, seed)

@@ -25,8 +25,8 @@ class Distill(StudyOptions):
     Beside it: Kim and Rush 2016 (arXiv 1606.07947), Hinton et al. 2015 (1503.02531), Jiao et
     al. 2020 (1909.10351) on maps.
 
-    Command: python -m experiments distill. Takes 5 minutes on two cores; quick 1 minute, with half
-    the widths; full 2 hours.
+    Command: python -m experiments distill. Takes 5 minutes on two cores; quick 1 minute, with a
+    teacher of 1 layer and width 64 and shorter sentences; full 2 hours.
     Expected: logits help over none, maps a little more; the teacher stays ahead.
     """
 
@@ -38,9 +38,9 @@ class Distill(StudyOptions):
     """Training steps of the teacher."""
     batch_size: int | None = None
     """Sentences in a batch."""
-    learning_rate: float = 5e-3
+    learning_rate: float | None = None
     """The highest learning rate, after the warm-up."""
-    teacher_layers: int = 2
+    teacher_layers: int | None = None
     """Layers of the teacher's encoder, and of its decoder."""
     teacher_features: int | None = None
     """Width of the teacher."""
@@ -55,23 +55,28 @@ class Distill(StudyOptions):
     maps_weight: float = 1.0
     """The weight of the maps' divergence in the loss, where maps are shown."""
     train_size: int | None = None
-    """Training sentences to make; the longer half is left out."""
+    """Training sentences to make, the longer ones to be left out."""
     test_size: int | None = None
-    """Test sentences to make; the longer half is left out."""
+    """Test sentences to make, the longer ones to be left out."""
+    cover: float | None = None
+    """Share of the sentences to keep at least, the shortest ones."""
 
     study: ClassVar[str] = "distill"
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
-            "seeds": 1, "steps": 100, "teacher_steps": 120, "batch_size": 32,
-            "teacher_features": 64, "features": 16, "train_size": 1000, "test_size": 100,
+            "seeds": 1, "steps": 200, "teacher_steps": 240, "batch_size": 32, "teacher_layers": 1,
+            "teacher_features": 64, "features": 32, "train_size": 2000, "test_size": 200,
+            "cover": 0.3, "learning_rate": 1e-2,
         },
         "default": {
-            "seeds": 1, "steps": 500, "teacher_steps": 600, "batch_size": 64,
+            "seeds": 1, "steps": 500, "teacher_steps": 600, "batch_size": 64, "teacher_layers": 2,
             "teacher_features": 128, "features": 32, "train_size": 4000, "test_size": 200,
+            "cover": 0.5, "learning_rate": 5e-3,
         },
         "full": {
-            "seeds": 3, "steps": 3000, "teacher_steps": 3000, "batch_size": 64,
+            "seeds": 3, "steps": 3000, "teacher_steps": 3000, "batch_size": 64, "teacher_layers": 2,
             "teacher_features": 128, "features": 32, "train_size": 20_000, "test_size": 600,
+            "cover": 0.5, "learning_rate": 5e-3,
         },
     }  # fmt: skip
 
@@ -91,7 +96,9 @@ class Distill(StudyOptions):
             check_positive(flag(name), getattr(self, name), least=0)
         if not self.temperature > 0:
             raise UsageError(f"--temperature {self.temperature} must be positive")
-        if self.teacher_layers % self.layers:
+        if self.cover is not None and not 0 < self.cover <= 1:
+            raise UsageError(f"--cover {self.cover} must be above 0 and at most 1")
+        if self.teacher_layers is not None and self.teacher_layers % self.layers:
             raise UsageError(
                 f"--teacher-layers {self.teacher_layers} must be a multiple of --layers "
                 f"{self.layers}"
@@ -171,6 +178,7 @@ class _School:
                 batch_size=options.batch_size or 1,
                 train_size=options.train_size or 1,
                 test_size=options.test_size or 1,
+                cover=options.cover or 1.0,
             )
         return self._data
 
@@ -186,7 +194,7 @@ class _School:
             translator.fresh(data, size),
             data,
             steps=steps,
-            learning_rate=self.options.learning_rate,
+            learning_rate=self.options.learning_rate or 0.0,
             checkpoints=self.folder.checkpoints(self._key(way)),
             progress=self.progress,
             name=f"{way}, seed {self.seed}",
@@ -199,9 +207,10 @@ class _School:
         if self._taught is None:
             options = self.options
             width, steps = options.teacher_features or 1, options.teacher_steps or 1
+            layers = options.teacher_layers or 1
             if self.folder.has(self._key(_TEACHER)):
                 self.progress.skip(-steps)  # counted already; restoring counts them again
-            self._taught = self._teach(_TEACHER, options.teacher_layers, width, steps)
+            self._taught = self._teach(_TEACHER, layers, width, steps)
         return self._taught
 
     def _teacher_cell(self) -> dict[str, Any]:
@@ -229,7 +238,9 @@ class _School:
             teacher=self._teacher()[0] if "logits" in way else None,
             said=self._said() if way == "sequences" else {},
             loss=distilling.Distillation(
-                options.temperature, options.maps_weight, options.teacher_layers // options.layers
+                options.temperature,
+                options.maps_weight,
+                (options.teacher_layers or 1) // options.layers,
             ),
         )
         width, steps = options.features or 1, options.steps or 1

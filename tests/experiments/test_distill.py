@@ -43,7 +43,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
     teacher = model.build("scaled_dot", model.Size(**sizes), seed=0, **vary)
     batch = model.arrays(made())
-    batch["teacher"] = distilling.shown(teacher, batch, maps=True)
+    batch["teacher"] = distilling.shown(teacher, batch)
     graph, state = nnx.split(teacher)
 
     @jax.jit
