@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -183,13 +184,21 @@ def real_places(mask: AnyMask, shape: tuple[int, ...]) -> Array | None:
         shape: The shape of the ids it belongs to, `[*B, T]`.
 
     Returns:
-        How many real tokens stand before each, int32 `[*B, T]`; None where the mask is no array of
-        that shape: positions are then 0..T-1.
+        How many real tokens stand before each, int32 `[*B, T]`, and padding behind the last of them
+        goes on from there; None where the mask is no array of that shape: positions are then
+        0..T-1, as they are with padding on the right.
     """
     if mask is None or isinstance(mask, Mask) or np.shape(mask) != tuple(shape):
         return None
     real = jnp.asarray(mask).astype(jnp.int32)
-    return jnp.cumsum(real, axis=-1, dtype=jnp.int32) - real
+    ahead = jax.lax.cummax(real, axis=real.ndim - 1, reverse=True)
+    skipped = ahead - real  # padding with a real token behind it
+    before = jnp.cumsum(skipped, axis=-1, dtype=jnp.int32) - skipped
+    return jnp.arange(real.shape[-1], dtype=jnp.int32).reshape(_row(real)) - before
+
+
+def _row(x: Array) -> tuple[int, ...]:
+    return (1,) * (x.ndim - 1) + x.shape[-1:]
 
 
 def standing(given: Any, mask: AnyMask, shape: tuple[int, ...]) -> Any:

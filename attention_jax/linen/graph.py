@@ -13,6 +13,7 @@ from attention_jax._modules.flags import Flag
 from attention_jax._modules.graph import GraphScore, neighbours
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
 from attention_jax._modules.shield import answered, calm, loud, shielded
+from attention_jax.heads import merge_heads
 from attention_jax.linen.base import AttentionLayer
 from attention_jax.linen.projection import Projection
 from attention_jax.linen.scores import ScoreParameters
@@ -135,10 +136,7 @@ class GraphAttention(AttentionLayer):
             deterministic=deterministic,
             dropout_rng=dropout_rng,
         )
-        if self.join == "concat":
-            out = result.out.reshape(*x.shape[:-1], -1)
-        else:
-            out = jnp.mean(result.out, axis=-2)
+        out = merge_heads(result.out) if self.join == "concat" else jnp.mean(result.out, axis=-2)
         if self.use_bias:
             bias = jnp.asarray(self.bias).astype(out.dtype)
             out = out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)

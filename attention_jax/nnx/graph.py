@@ -26,6 +26,7 @@ from attention_jax._modules.recipes import (
 )
 from attention_jax._modules.settings import check_settings
 from attention_jax._modules.shield import answered, calm, loud, shielded
+from attention_jax.heads import merge_heads
 from attention_jax.nnx.base import AttentionLayer
 from attention_jax.nnx.randomness import AnyRngs, check_rngs
 from attention_jax.nnx.scores import ScoreParameters
@@ -173,10 +174,7 @@ class GraphAttention(AttentionLayer):
             deterministic=deterministic,
             rngs=rngs,
         )
-        if self.join == "concat":
-            out = result.out.reshape(*x.shape[:-1], -1)
-        else:
-            out = jnp.mean(result.out, axis=-2)
+        out = merge_heads(result.out) if self.join == "concat" else jnp.mean(result.out, axis=-2)
         if self.bias is not None:
             bias = jnp.asarray(self.bias[...]).astype(out.dtype)
             out = out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)

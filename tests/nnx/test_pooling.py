@@ -97,6 +97,7 @@ def test_graph_attention_is_the_paper_s(join):
     if join == "concat":
         packed = layer(X[0], aj.masks.segments(np.array([0, 0, 0, 1, 1, 1, 1])))
         np.testing.assert_allclose(packed[:3], layer(X[0, :3]), rtol=1e-4, atol=1e-5)
+    assert layer(X[:, :0]).shape == (2, 0, out.shape[-1])  # a graph without nodes
 
 
 @pytest.mark.parametrize(

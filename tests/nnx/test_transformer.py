@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
+from attention_jax._modules.arguments import real_places
 from attention_jax.nnx import (
     MeanAttention,
     Transformer,
@@ -213,6 +214,8 @@ def test_padding_may_stand_on_either_side():
     run = nnx.jit(lambda model, *given, **told: model(*given, **told))
     found = run(model, padded, target, padded > 0, target > 0)
     np.testing.assert_allclose(found[:, 2:], alone, rtol=1e-5, atol=1e-5)
+    holes = jnp.array([[True, False, True, True, False, False]])
+    np.testing.assert_array_equal(real_places(holes, (1, 6)), [[0, 1, 1, 2, 3, 4]])
     told = {"source_positions": jnp.arange(7) - 4, "target_positions": jnp.arange(7) - 2}
     masks = (
         aj.masks.from_array(padded[:, None, None] > 0),
