@@ -12,6 +12,7 @@ import attention_jax as aj
 from attention_jax._modules.arguments import real_places
 from attention_jax.nnx import (
     MeanAttention,
+    MultiHeadAttention,
     Transformer,
     TransformerDecoder,
     TransformerDecoderLayer,
@@ -241,6 +242,28 @@ def test_chunks_see_the_real_tokens_of_the_source():
 
     found, expected = rows(model)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["attention", "layer"])
+def test_padding_that_is_no_number_spoils_nothing_though_it_looks_itself(part):
+    """Case A01: its own row is not a number, and a loss over the real rows is none of its."""
+    if part == "attention":
+        layer = MultiHeadAttention(2, 8, fused_qkv=True, normalize_qk=True, rngs=nnx.Rngs(0))
+    else:
+        layer = TransformerEncoderLayer(2, 8, 8, norm="pre", rngs=nnx.Rngs(0))
+    mask, x = jnp.arange(5) < 3, _normal(5, 8)
+
+    def loss(layer, x):
+        out = layer(x, mask=mask[None, None])
+        return jnp.sum(out[:3] ** 2), out[3:]
+
+    run = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (spoiled, loud), other = run(layer, x.at[3:].set(jnp.nan))
+    (value, _), slope = run(layer, x)
+    assert np.isnan(loud).all()
+    np.testing.assert_allclose(spoiled, value, rtol=1e-6)
+    for left, right in zip(jax.tree.leaves(slope), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
 def test_a_sentence_that_is_all_padding_stays_finite():
