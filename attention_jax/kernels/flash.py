@@ -26,6 +26,7 @@ from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax._core.products import product_by_value
+from attention_jax.kernels import short
 from attention_jax.kernels.block import (
     cut,
     drop,
@@ -50,6 +51,12 @@ def why_not(request: Request) -> str | None:
 
 def run(request: Request) -> Result:
     """Computes the request."""
+    if short.fits(request):
+        return short.run(_whole, request)
+    return _whole(request)
+
+
+def _whole(request: Request) -> Result:
     with precision_of_products(request.precision):
         block, loop = tiling(request)
         problem, facts = lower(request, merge=loop)

@@ -234,18 +234,15 @@ def part(sides: Sides, name: str) -> Sides:
     return Sides(*(side.get(name, ()) for side in sides))
 
 
-def finish(
-    request: Request, facts: Static, out: Array, lse: Array, entropy: Array, top: Array
-) -> Result:
+def finish(request: Request, facts: Static, out: Array, *statistics: Array) -> Result:
     """From the engine's leading axes to the public layout.
 
     Args:
         request: the request.
         facts: its static facts.
         out: `[*sizes, T, V]`.
-        lse: `[*sizes, T]`.
-        entropy: `-Σ p ln p`, `[*sizes, T]`.
-        top: the largest logit, `[*sizes, T]`.
+        statistics: lse, entropy and the largest logit, `[*sizes, T]` each; passed over where the
+            request does not want them.
     """
     layout = facts.layout
     out = out.reshape(*layout.batch, layout.N, layout.T, layout.V)
@@ -253,4 +250,4 @@ def finish(
     if not facts.statistics:
         return Result(out, None)
     shape = (*layout.batch, layout.N, layout.T)
-    return Result(out, Stats(lse.reshape(shape), entropy.reshape(shape), top.reshape(shape)))
+    return Result(out, Stats(*(x.reshape(shape) for x in statistics)))
