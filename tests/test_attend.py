@@ -108,16 +108,23 @@ def test_the_plan_counts_blocks():
     assert "in all 2 planes of the mask" in str(padded)
 
 
-@pytest.mark.parametrize("implementation", ["dense", "flash"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
 def test_precision_reaches_the_products(implementation):
-    def count(precision):
-        f = lambda q: aj.attend(  # noqa: E731
-            q, KEY, VALUE, precision=precision, implementation=implementation
-        ).sum()
-        return str(jax.make_jaxpr(jax.grad(f))(QUERY)).count("HIGHEST")
+    def precise(precision, around):
+        def loss(query, key):
+            with jax.default_matmul_precision(around):
+                out = aj.attend(
+                    query, key, VALUE, precision=precision, implementation=implementation
+                )
+            return out.sum()
 
-    assert count("highest") > count(None)
-    assert count(jax.lax.Precision.HIGHEST) == count("highest")
+        text = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(QUERY, KEY))
+        return text.count("(Precision.HIGHEST, Precision.HIGHEST)"), text.count("dot_general[")
+
+    assert precise(None, None)[0] == 0
+    for given in ("highest", None), (jax.lax.Precision.HIGHEST, None), (None, "highest"):
+        some, every = precise(*given)
+        assert some == every > 4
 
 
 def test_eager_calls_compile_once():

@@ -85,3 +85,11 @@ def precision_of_products(precision: Any) -> Iterator[None]:
     name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
     with jax.default_matmul_precision(name):
         yield
+
+
+def current_precision() -> Any:
+    """What `precision_of_products` takes to bring back the precision of now.
+
+    For derivative rules: JAX runs them when it differentiates, and no longer where they are called.
+    """
+    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ Going back, the gradients of keys and values are products with a transposed plan
 transposed. So the small factors are turned instead: `(qᵀ de)ᵀ` and `(doᵀ w)ᵀ`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import matmul
+from attention_jax._core.numerics import current_precision, matmul, precision_of_products
 
 Product = Callable[[Array, Array], Array]
 
@@ -49,19 +50,24 @@ def _turned(x: Array) -> Array:
 
 def _bilinear(product: Product, by_second: Product) -> Product:
     """A product whose tangent in its second factor is `by_second(first, d_second)`."""
-    function = jax.custom_jvp(product)
 
-    def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def function(precision: Any, x: Array, y: Array) -> Array:
+        with precision_of_products(precision):
+            return product(x, y)
+
+    def rule(precision: Any, primals: Any, tangents: Any) -> tuple[Array, Array]:
         (x, y), (dx, dy) = primals, tangents
-        out = function(x, y)
-        if isinstance(dx, SymbolicZero):
-            still = isinstance(dy, SymbolicZero)
-            return out, jnp.zeros_like(out) if still else by_second(x, dy)
-        d_out = function(dx, y)
-        return out, d_out if isinstance(dy, SymbolicZero) else d_out + by_second(x, dy)
+        out = function(precision, x, y)
+        d_out = None if isinstance(dx, SymbolicZero) else function(precision, dx, y)
+        if not isinstance(dy, SymbolicZero):
+            with precision_of_products(precision):
+                change = by_second(x, dy)
+            d_out = change if d_out is None else d_out + change
+        return out, jnp.zeros_like(out) if d_out is None else d_out
 
     function.defjvp(rule, symbolic_zeros=True)
-    return function
+    return lambda x, y: function(current_precision(), x, y)
 
 
 _pairs = _bilinear(lambda query, key: matmul(query, key.T), product_by_key)

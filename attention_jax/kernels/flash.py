@@ -24,7 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 from attention_jax._core.axes import Array
 from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax._core.numerics import NEG_INF, current_precision, precision_of_products
 from attention_jax._core.products import product_by_value
 from attention_jax.kernels import short
 from attention_jax.kernels.block import (
@@ -65,7 +65,7 @@ def _whole(request: Request) -> Result:
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Array, Array, Array]:
             head, traced = parts
-            rows = attend_head(head, facts, block, kinds if known else traced, request.precision)
+            rows = attend_head(head, facts, block, kinds if known else traced)
             top = top_logits(head, rows) if facts.statistics else rows.lse
             return rows.out, rows.lse, rows.entropy, top
 
@@ -108,17 +108,15 @@ class Spec(NamedTuple):
         return head, kinds
 
 
-def attend_head(
-    head: Problem, facts: Static, block: tuple[int, int], kinds: Any, precision: Any
-) -> Rows:
-    """One head of one example."""
+def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any) -> Rows:
+    """One head of one example, its products with the precision of now, derivatives' too."""
     known = isinstance(kinds, np.ndarray)
     static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
     leaves, structure = jax.tree.flatten((head, None if known else kinds))
     floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
     others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
-    spec = Spec(structure, floating, facts, block, static_kinds, precision)
+    spec = Spec(structure, floating, facts, block, static_kinds, current_precision())
     # Plain JAX differentiates also what a function has in its closure; the rule would not.
     run = _rows if holds_tracer((head.term, head.mask)) else _flash
     return run(spec, floats, others)
