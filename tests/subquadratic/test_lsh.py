@@ -6,6 +6,7 @@ import pytest
 
 from attention_jax import masks
 from attention_jax import subquadratic as sq
+from attention_jax.subquadratic import lsh
 from tests.subquadratic import oracles
 
 B, T, N, K, H, V = 2, 11, 4, 2, 3, 5
@@ -103,6 +104,13 @@ def test_padding_takes_no_place_in_a_bucket():
     real[..., holes] = True
     out = run(wide, wide_value, real)
     np.testing.assert_allclose(out[:, holes], run(x, value, None), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [7, 2**31])  # one number for both, or a pair of numbers
+def test_tokens_are_sorted_by_kind_and_then_by_index(kinds):
+    kind = np.random.default_rng(0).integers(0, 7, size=(2, 1, 50)).astype(np.int32)
+    want = np.argsort(kind, axis=-1, stable=True)
+    np.testing.assert_array_equal(lsh._sorted(jax.numpy.asarray(kind), kinds), want)
 
 
 def test_no_key_is_stored_once_for_each_of_its_neighbours():
