@@ -44,6 +44,15 @@ def widen(x: AnyArray) -> Array:
     return jnp.asarray(x).astype(stats_dtype(x.dtype))
 
 
+def widen_low(tree: Any) -> Any:
+    """The tree, its floating leaves of fewer than 32 bits in float32."""
+
+    def one(x: Any) -> Any:
+        return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(one, tree)
+
+
 def same_dtype(*arrays: AnyArray) -> tuple[Array, ...]:
     """The arrays, cast to their common dtype."""
     dtype = promote(*(x.dtype for x in arrays))

@@ -43,6 +43,19 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
     return problem._replace(sides=Sides(query, key, pair))
 
 
+def narrow(block: Problem, like: Problem) -> Problem:
+    """A block in the dtypes of the problem `like`."""
+
+    def cast(x: Any, y: Any) -> Any:
+        return jax.tree.map(lambda x, y: x.astype(y.dtype), x, y)
+
+    def side(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+        return {name: cast(x, old[name]) if name in old else x for name, x in new.items()}
+
+    sides = Sides(*map(side, block.sides, like.sides))
+    return block._replace(term=cast(block.term, like.term), sides=sides)
+
+
 def raw_logits(block: Problem, seen: Array | None = None) -> Array:
     """Score plus bias of one block `[Tb, Sb]`, before any masking.
 

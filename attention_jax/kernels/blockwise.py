@@ -15,8 +15,8 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import precision_of_products
-from attention_jax.kernels.block import cut
+from attention_jax._core.numerics import precision_of_products, widen_low
+from attention_jax.kernels.block import cut, narrow
 from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
@@ -52,12 +52,14 @@ def run(request: Request) -> Result:
 def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any) -> Rows:
     """One head of one example."""
     layout = facts.layout
+    # What is cut is wide, so that going back the blocks of a row or column add up in float32.
+    wide = widen_low(head)
 
     def begin(i: Array) -> Online:
         return start(block[0], layout.V, facts.accumulator)
 
     def fetch(i: Array, j: Array) -> Problem:
-        return cut(head, facts, block, i, j)
+        return narrow(cut(wide, facts, block, i, j), head)
 
     def visit(state: Online, fetched: Problem, j: Array, partial: bool) -> Online:
         at = block_start(j, block[1], layout.S)

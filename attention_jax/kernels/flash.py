@@ -24,7 +24,12 @@ from jax.custom_derivatives import SymbolicZero
 from attention_jax._core.axes import Array
 from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import NEG_INF, current_precision, precision_of_products
+from attention_jax._core.numerics import (
+    NEG_INF,
+    current_precision,
+    precision_of_products,
+    widen_low,
+)
 from attention_jax._core.products import product_by_value
 from attention_jax.kernels import short
 from attention_jax.kernels.block import (
@@ -153,7 +158,8 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     facts, block_size = spec.facts, spec.block
     head, kinds = spec.problem(floats, others)
     # leaves that do not move, integers among them, are None: no leaves at all to a tree
-    velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+    # Wide ones, so that going back the blocks of a row or column add up in float32.
+    velocity = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
     d_head, _ = spec.problem(velocity, [None] * len(others))
     top = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.top)  # an empty row has weights 0
 
@@ -222,5 +228,7 @@ def _push(
         return raw_logits(moved, seen), value
 
     moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
-    velocity = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
+    velocity = [
+        dx.astype(x.dtype) for x, dx, flag in zip(leaves, d_leaves, moves, strict=True) if flag
+    ]
     return jax.jvp(logits_and_value, (moving,), (velocity,))

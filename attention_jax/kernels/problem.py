@@ -92,8 +92,8 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     prepared = term.prepare(query, key)
     if guarded:
         # a projection of finite numbers may be none
-        rows, on_query["bad"] = _clean_rows(prepared.query, on_query["bad"], layout)
-        columns, on_key["bad"] = _clean_rows(prepared.key, on_key["bad"], layout)
+        rows, on_query["bad"] = _clean_rows(prepared.query, query, on_query["bad"], layout)
+        columns, on_key["bad"] = _clean_rows(prepared.key, key, on_key["bad"], layout)
         prepared = prepared._replace(query=rows, key=columns)
     on_query["term"], on_key["term"], on_pair["term"] = prepared
     if request.mask is not None:
@@ -159,12 +159,15 @@ def _clean(x: Array) -> tuple[Array, Array]:
     return jnp.where(bad[..., None], jnp.ones((), x.dtype), x), bad
 
 
-def _clean_rows(tree: Any, bad: Array, layout: Layout) -> tuple[Any, Array]:
-    """`_clean` of one side's prepared data, leaves `[*#B, #N, length, ...]`; `bad` and theirs."""
+def _clean_rows(tree: Any, clean: Array, bad: Array, layout: Layout) -> tuple[Any, Array]:
+    """`_clean` of one side's prepared data, leaves `[*#B, #N, length, ...]`; `bad` and theirs.
+
+    What is `clean`, the side's own array as it was given to `prepare`, is left alone.
+    """
     rank = len(layout.batch) + 2
     leaves, structure = jax.tree.flatten(tree)
     for at, x in enumerate(leaves):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
+        if x is clean or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
         lost = ~jnp.all(jnp.isfinite(x), axis=tuple(range(min(rank, x.ndim), x.ndim)))
         own = lost.reshape(*lost.shape, *(1,) * (x.ndim - lost.ndim))

@@ -25,6 +25,22 @@ def test_a04_scores_past_the_range_of_float16(attend, backed, rng, dtype, T):
     close(aj.attention_weights(q, k), np.full((2, T, 7), 1 / 7), tolerance, tolerance)
 
 
+def test_a04_gradients_of_many_blocks_add_up_in_float32(blocked, backed, rng):
+    q, k, v, d_out = normals(rng, *[(64, 1, 4)] * 4, dtype=jnp.bfloat16)
+    exact = reference_gradients(q, k, v, d_out)[:3]
+
+    def errors(block):
+        f = backed(lambda *x: aj.attend(*x, implementation=blocked, block_size=block))
+        gradients = f(d_out, q, k, v)[1]
+        return [
+            np.sqrt(np.mean((np.asarray(g, np.float64) - right) ** 2))
+            for g, right in zip(gradients, exact, strict=True)
+        ]
+
+    for many, one in zip(errors(2), errors(64), strict=True):
+        assert many < 2 * one  # over four times in bfloat16
+
+
 def test_a04_statistics_of_half_precision_are_float32(path):
     q = np.full((3, 1, 128), 30, np.float16)
     _, stats = aj.attend_with_stats(q, q, q, **path)
