@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attention_jax import masks
+from attention_jax._core.axes import Array
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
 from attention_jax.masks.patterns import Causal
@@ -29,6 +31,21 @@ class DecoderCache(NamedTuple):
 
 def _is_cache(node: Any) -> bool:
     return isinstance(node, KVCache)
+
+
+def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
+    """The fields of a cache of real tokens alone, none of them lost: all that Flax's own holds."""
+    *batch, length, _, _ = key.shape
+    slots = jnp.arange(length, dtype=jnp.int32)
+    places = jnp.where(slots < index, slots, -1).reshape((1,) * len(batch) + (length,))
+    return {
+        "key": key,
+        "value": value,
+        "index": index,
+        "places": jnp.broadcast_to(places, (*batch, length)),
+        "lengths": jnp.full(tuple(batch), index, jnp.int32),
+        "lost": jnp.zeros(tuple(batch), bool),
+    }
 
 
 def first_cache(cache: Any) -> KVCache:

@@ -8,7 +8,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float
 
 from attention_jax import masks
@@ -21,7 +20,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.caches import check_batch
+from attention_jax._modules.caches import check_batch, unpadded
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
@@ -47,15 +46,7 @@ def stored_cache(module: nn.Module) -> KVCache | None:
         return None
     names = [name for name in _NAMES if module.has_variable("cache", _NAMES[name])]
     found = {name: module.get_variable("cache", _NAMES[name]) for name in names}
-    *batch, length, _, _ = found["key"].shape
-    slots = np.arange(length, dtype=np.int32)
-    places = jnp.where(slots < found["index"], slots, -1)
-    derived = {
-        "places": jnp.broadcast_to(places.reshape((1,) * len(batch) + (length,)), (*batch, length)),
-        "lengths": jnp.full(tuple(batch), found["index"], jnp.int32),
-        "lost": jnp.zeros(tuple(batch), bool),
-    }
-    return KVCache(**{**derived, **found})
+    return KVCache(**{**unpadded(found["key"], found["value"], found["index"]), **found})
 
 
 def store_cache(module: nn.Module, cache: KVCache) -> None:

@@ -20,7 +20,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.caches import check_batch
+from attention_jax._modules.caches import check_batch, unpadded
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
@@ -33,8 +33,6 @@ _NAMES = {
     "key": "cached_key",
     "value": "cached_value",
     "index": "cache_index",
-    "places": "cache_places",
-    "lengths": "cache_lengths",
     "lost": "cache_lost",
 }
 
@@ -265,7 +263,9 @@ class CachedAttention(AttentionLayer):
     def _own_cache(self) -> KVCache:
         if getattr(self, _NAMES["key"]) is None:
             raise ValueError("decode=True needs a cache: call init_cache first")
-        return KVCache(**{field: getattr(self, name)[...] for field, name in _NAMES.items()})
+        kept = {field: getattr(self, name)[...] for field, name in _NAMES.items()}
+        # Calls that decode bring real tokens alone, so that Flax's three variables say it all.
+        return KVCache(**{**unpadded(kept["key"], kept["value"], kept["index"]), **kept})
 
     def _keep(self, cache: KVCache) -> None:
         for field, name in _NAMES.items():

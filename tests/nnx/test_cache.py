@@ -81,6 +81,10 @@ def test_flax_s_own_way_to_decode():
         out = step(ours, X[:, t : t + 1])
         np.testing.assert_allclose(out, step(theirs, X[:, t : t + 1]), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(out[:, 0], full[:, t], rtol=1e-5, atol=1e-5)
+    again = MultiHeadAttention(2, WIDTH, decode=True, rngs=nnx.Rngs(0))
+    again.init_cache((2, LENGTH, WIDTH))
+    nnx.update(again, nnx.state(theirs, nnx.Cache))  # a checkpoint in the middle of a sentence
+    np.testing.assert_allclose(again(X[:, 4:]), full[:, 4:], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(ours(X[:, 4:]), full[:, 4:], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(ours.cached_key[:, :4], theirs.cached_key[:, :4])
     assert int(ours.cache_index[...]) == T
