@@ -155,10 +155,12 @@ def _history(patient: Patient) -> list[dict[str, Any]]:
     rows = []
     # What was not recorded is 0 throughout: it neither moves nor breaks, so nothing is found.
     curves = {name: dict(patient.observations(name)) for name in ("entropy", "max_logit")}
+    losses = dict(patient.observations("valid_loss"))
     for step in (look["step"] for look in patient.observed):
         if step != patient.diverged_at:
             fields = {name: curve[step] if curve else 0.0 for name, curve in curves.items()}
-            rows.append({"step": step, "attention": {patient.name: fields}})
+            row = {"step": step, "attention": {patient.name: fields}}
+            rows.append({**row, "loss": losses[step]} if step in losses else row)
     if patient.diverged_at is not None:
         last = rows[-1]["attention"][patient.name] if rows else {"entropy": 0.0, "max_logit": 0.0}
         fields = {**last, "loss or its gradient": None}

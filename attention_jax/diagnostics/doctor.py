@@ -14,6 +14,7 @@ from attention_jax.diagnostics.reading import Reading
 _FOCUSED, _LOST = 0.6, 0.85  # of ln n: what a short row has, what a long one is left with
 _SATURATED = 25.0  # growth of the largest logit; exp(-25) is below float32's resolution
 _SHORT_HISTORY = 4
+_LEARNT = 0.25  # of the first loss: who ends there looks at single keys for good reason
 
 
 def diagnose(
@@ -26,7 +27,8 @@ def diagnose(
     What it knows: weights too even, collapsed on one key, a scale that is missing or applied
     twice, numbers that are not finite or nearly so, heads that are dead or do the same, masks that
     hide everything, look ahead or let padding in, attention that thins out as sequences grow; and,
-    from a history of training, entropy collapse and the step at which numbers stopped being finite.
+    from a history of training, entropy collapse (where the loss, if it is there, has not fallen to
+    a quarter for good) and the step at which numbers stopped being finite.
 
     Args:
         *captures: what `capture` found: of one model, commonly one; two or more on inputs of
@@ -163,8 +165,17 @@ def _training(history: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
                 {"step": row["step"], "quantity": name},
             )
             break
-    for path in paths:
-        yield from _collapse(path, [row for row in history if path in row["attention"]])
+    if not _has_learnt(history):
+        for path in paths:
+            yield from _collapse(path, [row for row in history if path in row["attention"]])
+
+
+def _has_learnt(history: Sequence[Mapping[str, Any]]) -> bool:
+    losses = [row["loss"] for row in history if row.get("loss") is not None]
+    if len(losses) < _SHORT_HISTORY or not losses[0] > 0:
+        return False
+    last = float(np.mean(losses[-max(1, len(losses) // 10) :]))
+    return bool(last <= _LEARNT * losses[0])
 
 
 def _collapse(path: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

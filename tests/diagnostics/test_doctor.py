@@ -202,7 +202,16 @@ def test_a_history_tells_of_collapse_and_of_the_step_that_broke():
     assert found.names == ("entropy_collapse",)
     assert [finding.where for finding in found] == ["a", "b"]
     assert "below a tenth from step 50" in str(found)
-    # sharp with moderate logits: a model that knows where to look
+    # sharp as it learns: a model that knows where to look, until its loss comes back
+    rows = history(falling, np.linspace(1, 60, 12))
+    losses = np.geomspace(4.0, 0.01, 12)
+    learnt, lost = (
+        [{**row, "loss": x} for row, x in zip(rows, curve, strict=True)]
+        for curve in (losses, [*losses[:-2], 3.0, 3.5])
+    )
+    assert not diagnose(history=learnt)
+    assert diagnose(history=lost).names == ("entropy_collapse",)
+    # sharp with moderate logits likewise
     assert not diagnose(history=history(falling, np.linspace(1, 8, 12)))
     found = diagnose(history=history([2.0] * 5, [1.0] * 5, bad=3))
     assert found.names == ("not_finite",)

@@ -47,7 +47,9 @@ SICK = {
     "too_even": {"observed": observed(entropy=lambda s: 0.999)},
     "entropy_collapse": {
         "observed": observed(
-            entropy=lambda s: 0.9 * 0.5 ** (s / 4), max_logit=lambda s: 3 + 4.0 * s
+            entropy=lambda s: 0.9 * 0.5 ** (s / 4),
+            max_logit=lambda s: 3 + 4.0 * s,
+            valid_loss=lambda s: 4.0 - s / 20,  # it learns a little, and no more
         )
     },
     "not_learning": {"observed": observed(valid_loss=lambda s: 4.0 + s / 40)},
