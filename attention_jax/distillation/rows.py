@@ -11,6 +11,7 @@ Nothing of size T·S is kept, forward or backward.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
-from attention_jax.kernels.block import accumulator, cut, mask_logits, raw_logits
+from attention_jax.kernels.block import cut, mask_logits, may_look_at, raw_logits
 from attention_jax.kernels.heads import over_heads
 from attention_jax.kernels.once import is_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static
@@ -118,7 +119,7 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
 
     def contribute(fetched: Any, partial: bool) -> Array:
         block, d_block, ((normal_q, normal_p), by_log_q, by_share) = fetched
-        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block)
+        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block, partial)
         x_q, x_p = _masked(block, facts, raw_q, raw_p, partial=partial)
         dtype = sums.value.dtype
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
@@ -162,14 +163,14 @@ def _of_full(pairs: Pairs, normals: tuple[Normal, Normal], rows: Array) -> Array
 
 def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
     """The normalisers of the student's rows `[T]` and of the teacher's `[T, M]`."""
-    dtype, rows = _dtype(pairs), facts.block[0]
+    dtype, rows = _dtype(facts), facts.block[0]
 
     def begin(i: Array) -> tuple[Normal, Normal]:
         empty = Normal(jnp.full((rows,), NEG_INF, dtype), jnp.zeros((rows,), dtype))
         return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
 
     def visit(state: tuple[Normal, Normal], block: Pairs, j: Array, partial: bool) -> Any:
-        logits = _masked(block, facts, *_raw(block), partial=partial)
+        logits = _masked(block, facts, *_raw(block, partial), partial=partial)
         return tuple(_absorb(old, x.astype(dtype)) for old, x in zip(state, logits, strict=True))
 
     def close(i: Array, state: tuple[Normal, Normal]) -> tuple[Normal, Normal]:
@@ -181,7 +182,7 @@ def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
 
 
 def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]) -> Sums:
-    dtype, rows = _dtype(pairs), facts.block[0]
+    dtype, rows = _dtype(facts), facts.block[0]
 
     def begin(i: Array) -> Sums:
         zeros = jnp.zeros((rows,), dtype)
@@ -192,7 +193,7 @@ def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]
 
     def visit(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
         block, (normal_q, normal_p) = fetched
-        x_q, x_p = _masked(block, facts, *_raw(block), partial=partial)
+        x_q, x_p = _masked(block, facts, *_raw(block, partial), partial=partial)
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
         mixed = _mix(log_p, block.share)
         found = terms(facts.kind, mixed, log_q)
@@ -205,8 +206,8 @@ def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]
     )
 
 
-def _dtype(pairs: Pairs) -> np.dtype:
-    return stats_dtype(accumulator(pairs.student), accumulator(pairs.teacher))
+def _dtype(facts: Facts) -> np.dtype:
+    return stats_dtype(facts.student.accumulator, facts.teacher.accumulator)
 
 
 def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any) -> Pairs:
@@ -225,9 +226,14 @@ def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, facts.block[0]), tree)
 
 
-def _raw(block: Pairs) -> tuple[Array, Array]:
+def _raw(block: Pairs, partial: bool) -> tuple[Array, Array]:
     """Logits of a block before masking: the student's `[Tb, Sb]`, the teacher's `[M, Tb, Sb]`."""
-    return raw_logits(block.student), jax.vmap(raw_logits)(block.teacher)
+    logits = _logits_of(partial)
+    return logits(block.student), jax.vmap(logits)(block.teacher)
+
+
+def _logits_of(partial: bool) -> Callable[[Problem], Array]:
+    return lambda head: raw_logits(head, may_look_at(head, partial=partial))
 
 
 def _masked(
@@ -240,7 +246,9 @@ def _masked(
     return own, jax.vmap(one)(block.teacher, teacher)
 
 
-def _push(block: Pairs, d_block: Pairs) -> tuple[tuple[Array, Array], tuple[Any, Any]]:
+def _push(
+    block: Pairs, d_block: Pairs, partial: bool
+) -> tuple[tuple[Array, Array], tuple[Any, Any]]:
     """Raw logits of both problems and their tangents, None where nothing moves."""
 
     def one(problem: Problem, velocity: Problem, function: Any) -> tuple[Array, Any]:
@@ -262,8 +270,9 @@ def _push(block: Pairs, d_block: Pairs) -> tuple[tuple[Array, Array], tuple[Any,
         speeds = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
         return jax.jvp(logits, (moving,), (speeds,))
 
-    x_q, d_q = one(block.student, d_block.student, raw_logits)
-    x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(raw_logits))
+    logits_of = _logits_of(partial)
+    x_q, d_q = one(block.student, d_block.student, logits_of)
+    x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(logits_of))
     return (x_q, x_p), (d_q, d_p)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import NEG_INF, matmul, stats_dtype
+from attention_jax._core.numerics import NEG_INF, matmul
 from attention_jax._core.products import weighted_sum
 from attention_jax._core.term import Sides, without_hidden
 from attention_jax.dropout import keep
@@ -152,10 +152,3 @@ def drop(block: Problem, facts: Static, weights: Array) -> Array:
     bits = part(block.sides, "dropout")
     kept = keep(bits.query, bits.key, facts.dropout_rate)
     return jnp.where(kept, weights / (1 - facts.dropout_rate), 0)
-
-
-def accumulator(problem: Problem) -> np.dtype:
-    """The dtype of statistics and accumulators."""
-    leaves = jax.tree.leaves((problem.sides.query["term"], problem.sides.key["term"]))
-    floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-    return stats_dtype(*floats, problem.sides.key["value"].dtype)
