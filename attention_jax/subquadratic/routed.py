@@ -105,8 +105,10 @@ def _run(
 
     seen = jnp.ones((1, 1, S), bool) if problem.seen is None else problem.seen
     seen = blocks(jnp.broadcast_to(seen, (B, K, S)), front)
-    keys, values = blocks(problem.key, front), blocks(problem.value, front)
-    bad = blocks(problem.bad_value | problem.bad_key[..., None], front)
+    bad = problem.bad_value | problem.bad_key[..., None]
+    # What must be loud travels as NaN, which is cleared where it is used.
+    values = blocks(jnp.where(bad, jnp.nan, problem.value), front)
+    keys = blocks(problem.key, front)
     queries = blocks(scaled(problem.query, scale))
     chosen, valid = choose(problem, queries, keys, seen, num_blocks, front)
     nT, k = chosen.shape[2:]
@@ -127,12 +129,13 @@ def _run(
     spoil = jnp.any(bad)
 
     def block(parts: Any) -> Weighed:
-        query, key, value, bad, seen, index, reach = parts
+        query, key, value, seen, index, reach = parts
         logits = jnp.einsum("bnth,bnsh->bnts", query, key)
         visible = seen[..., None, :] & (index[..., None, :] <= reach)
-        return weigh(logits, visible, value, bad, spoil)
+        lost = jnp.isnan(value)
+        return weigh(logits, visible, jnp.where(lost, 0, value), lost, spoil)
 
-    parts = (jnp.moveaxis(queries, 2, 0), gather(keys), gather(values), gather(bad))
+    parts = (jnp.moveaxis(queries, 2, 0), gather(keys), gather(values))
     parts = (*parts, gather(seen) & valid, index, reach)
 
     def whole(x: Array) -> Array:
