@@ -78,6 +78,8 @@ THOROUGH = (
     "cases/test_sharding.py::test_a26_shard_map_over_batch_and_heads[blockwise",
     "cases/test_sharding.py::test_a26_shards_of_the_queries_with_their_own_positions[blockwise",
     "cases/test_sharding.py::test_a26_the_sequence_split_by_annotation[blockwise",
+    "diagnostics/test_harvest.py::test_a_scan",
+    "diagnostics/test_harvest.py::test_conditions",
     "distillation",
     "experiments/test_bench.py::test_it_measures",
     "experiments/test_bench.py::test_of_a_wrong_kernel",
