@@ -39,6 +39,16 @@ def project_key(key: Array, weight: Any, heads: int) -> Array:
     return matmul(key, over_heads(weight, 2, key.ndim))
 
 
+def _in_range(x: Array) -> Array:
+    """`x`, the largest finite number in place of an infinite one.
+
+    An infinite one has no sum with its opposite. f is flat there, or the score out of range. A
+    `clip` would do, and keep twice as much for its derivative.
+    """
+    largest = jnp.copysign(jnp.asarray(jnp.finfo(x.dtype).max, x.dtype), x)
+    return jnp.where(jnp.isinf(x), jax.lax.stop_gradient(largest), x)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Additive(Score):
@@ -60,13 +70,7 @@ class Additive(Score):
         """The two projections."""
         projected = matmul(query, over_heads(self.w_query, 2, query.ndim))
         keys = project_key(key, self.w_key, query.shape[-3])
-        # An infinite one has no sum with its opposite; f is flat there, or the score out of range.
-        return Sides(
-            *(
-                jnp.clip(x, jnp.finfo(x.dtype).min, jnp.finfo(x.dtype).max)
-                for x in (projected, keys)
-            )
-        )
+        return Sides(_in_range(projected), _in_range(keys))
 
     def per_head(self) -> "Additive":
         """Only `v` is left for the blocks."""
