@@ -115,7 +115,6 @@ THOROUGH = (
     "test_attend.py::test_what_a_function_closes_over_has_its_gradient[blockwise",
     "test_conformance.py::test_our_implementations[blockwise, 3]",
     "test_conformance.py::test_our_implementations[flash, (4",
-    "test_conformance.py::test_our_implementations[flash, 16]",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/api/dist",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/api/shard",
     "test_house_docs.py::test_the_code_of_a_page_runs_and_prints_what_the_page_shows[docs/choosing",
