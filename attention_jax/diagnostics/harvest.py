@@ -188,7 +188,7 @@ def _unpacked(seen: list[Found], leaves: list[list[Any]]) -> list[Found]:
 def _scan(
     params: Mapping[str, Any], inputs: list[Any], gates: Mapping[int, Any], number: int
 ) -> tuple[list[Any], list[Found]]:
-    inner, few, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+    inner, (few, carried) = params["jaxpr"], _consts_and_carry(params)
     consts, carry, xs = inputs[:few], inputs[few : few + carried], inputs[few + carried :]
     inside = range(number, number + _count_all(inner.jaxpr))
     own = {n: gate for n, gate in gates.items() if n in inside}
@@ -205,6 +205,14 @@ def _scan(
     carry, (ys, leaves) = jax.lax.scan(body, carry, (xs, own), **options)
     found = _unpacked(seen, leaves)
     return [*carry, *ys], [x._replace(layers=(params["length"], *x.layers)) for x in found]
+
+
+def _consts_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many its carry."""
+    if "ft_in" in params:  # from JAX 0.12 on
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carry))
+    return params["num_consts"], params["num_carry"]
 
 
 def _switch(
