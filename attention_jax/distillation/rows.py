@@ -11,7 +11,6 @@ Nothing of size T·S is kept, forward or backward.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
-from attention_jax.kernels.block import cut, mask_logits, may_look_at, raw_logits
+from attention_jax.kernels.block import cut, mask_logits, push, raw_logits, visible_pairs
 from attention_jax.kernels.heads import over_heads
 from attention_jax.kernels.once import is_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static
@@ -119,8 +118,9 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
 
     def contribute(fetched: Any, partial: bool) -> Array:
         block, d_block, ((normal_q, normal_p), by_log_q, by_share) = fetched
-        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block, partial)
-        x_q, x_p = _masked(block, facts, raw_q, raw_p, partial=partial)
+        visible = _visible(block, partial)
+        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block, visible)
+        x_q, x_p = _masked(block, facts, raw_q, raw_p, visible)
         dtype = sums.value.dtype
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
         mixed = _mix(log_p, block.share)
@@ -170,7 +170,7 @@ def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
         return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
 
     def visit(state: tuple[Normal, Normal], block: Pairs, j: Array, partial: bool) -> Any:
-        logits = _masked(block, facts, *_raw(block, partial), partial=partial)
+        logits = _logits(block, facts, partial)
         return tuple(_absorb(old, x.astype(dtype)) for old, x in zip(state, logits, strict=True))
 
     def close(i: Array, state: tuple[Normal, Normal]) -> tuple[Normal, Normal]:
@@ -193,7 +193,7 @@ def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]
 
     def visit(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
         block, (normal_q, normal_p) = fetched
-        x_q, x_p = _masked(block, facts, *_raw(block, partial), partial=partial)
+        x_q, x_p = _logits(block, facts, partial)
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
         mixed = _mix(log_p, block.share)
         found = terms(facts.kind, mixed, log_q)
@@ -226,53 +226,42 @@ def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, facts.block[0]), tree)
 
 
-def _raw(block: Pairs, partial: bool) -> tuple[Array, Array]:
-    """Logits of a block before masking: the student's `[Tb, Sb]`, the teacher's `[M, Tb, Sb]`."""
-    logits = _logits_of(partial)
-    return logits(block.student), jax.vmap(logits)(block.teacher)
-
-
-def _logits_of(partial: bool) -> Callable[[Problem], Array]:
-    return lambda head: raw_logits(head, may_look_at(head, partial=partial))
+def _visible(block: Pairs, partial: bool) -> tuple[Array | None, Array | None]:
+    """Which pairs the student may see, and which each teacher's head may; None is all."""
+    visible = functools.partial(visible_pairs, partial=partial)
+    return visible(block.student), jax.vmap(visible)(block.teacher)
 
 
 def _masked(
-    block: Pairs, facts: Facts, student: Array, teacher: Array, *, partial: bool
+    block: Pairs, facts: Facts, student: Array, teacher: Array, visible: tuple[Any, Any]
 ) -> tuple[Array, Array]:
-    def one(head: Problem, logits: Array) -> Array:
-        return mask_logits(head, facts.teacher, logits, partial=partial)
+    def one(head: Problem, logits: Array, visible: Array | None) -> Array:
+        return mask_logits(head, facts.teacher, logits, visible)
 
-    own = mask_logits(block.student, facts.student, student, partial=partial)
-    return own, jax.vmap(one)(block.teacher, teacher)
+    own = mask_logits(block.student, facts.student, student, visible[0])
+    return own, jax.vmap(one)(block.teacher, teacher, visible[1])
+
+
+def _logits(block: Pairs, facts: Facts, partial: bool) -> tuple[Array, Array]:
+    """Logits of a block: the student's `[Tb, Sb]`, the teacher's `[M, Tb, Sb]`."""
+    visible = _visible(block, partial)
+    student = raw_logits(block.student, visible[0])
+    teacher = jax.vmap(raw_logits)(block.teacher, visible[1])
+    return _masked(block, facts, student, teacher, visible)
 
 
 def _push(
-    block: Pairs, d_block: Pairs, partial: bool
+    block: Pairs, d_block: Pairs, visible: tuple[Any, Any]
 ) -> tuple[tuple[Array, Array], tuple[Any, Any]]:
     """Raw logits of both problems and their tangents, None where nothing moves."""
 
-    def one(problem: Problem, velocity: Problem, function: Any) -> tuple[Array, Any]:
+    def one(problem: Problem, velocity: Problem, function: Any, visible: Any) -> tuple[Array, Any]:
         if not jax.tree.leaves(velocity):
-            return function(problem), None
-        leaves, structure = jax.tree.flatten(problem)
-        d_leaves = structure.flatten_up_to(velocity)
-        moves = [
-            dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
-            for x, dx in zip(leaves, d_leaves, strict=True)
-        ]
+            return function(problem, visible), None
+        return push(lambda moved: function(moved, visible), problem, velocity)
 
-        def logits(moving: list[Array]) -> Array:
-            rest = iter(moving)
-            chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
-            return function(jax.tree.unflatten(structure, chosen))
-
-        moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
-        speeds = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
-        return jax.jvp(logits, (moving,), (speeds,))
-
-    logits_of = _logits_of(partial)
-    x_q, d_q = one(block.student, d_block.student, logits_of)
-    x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(logits_of))
+    x_q, d_q = one(block.student, d_block.student, raw_logits, visible[0])
+    x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(raw_logits), visible[1])
     return (x_q, x_p), (d_q, d_p)
 
 

@@ -1,5 +1,6 @@
 """One block of one head: cut it out, score it, mask it, weigh the values by it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,22 +57,24 @@ def narrow(block: Problem, like: Problem) -> Problem:
     return block._replace(term=cast(block.term, like.term), sides=sides)
 
 
-def raw_logits(block: Problem, seen: Array | None = None) -> Array:
+def raw_logits(block: Problem, visible: Array | None = None) -> Array:
     """Score plus bias of one block `[Tb, Sb]`, before any masking.
 
-    Rows and columns in which nothing is `seen`, as `may_look_at` has it, are ones to the term.
+    Rows and columns in which nothing is `visible` are ones to a term that must not see them.
     """
     positions, data = part(block.sides, "position"), part(block.sides, "term")
-    if seen is not None:
-        data = without_hidden(data, seen)
+    if visible is not None and block.term.may_overflow:
+        data = without_hidden(data, visible)
     # On the dense path positions may still be NumPy's; a score is promised JAX arrays.
     query_positions, key_positions = jnp.asarray(positions.query), jnp.asarray(positions.key)
     return block.term.block(data, query_positions, key_positions)
 
 
-def visible_pairs(block: Problem) -> Array | None:
+def visible_pairs(block: Problem, *, partial: bool) -> Array | None:
     """Which pairs the mask and the ends of the plane leave visible, `[#Tb, #Sb]`; None is all."""
     visible = None
+    if not partial:
+        return visible
     for own, axis in ((block.sides.query.get("own"), 1), (block.sides.key.get("own"), 0)):
         if own is not None:
             own = jnp.expand_dims(own, axis)
@@ -84,18 +87,14 @@ def visible_pairs(block: Problem) -> Array | None:
     return visible
 
 
-def may_look_at(block: Problem, *, partial: bool) -> Array | None:
-    """The visible pairs, where the term must not see what is hidden throughout; else None."""
-    return visible_pairs(block) if partial and block.term.may_overflow else None
-
-
 def block_logits(block: Problem, facts: Static, *, partial: bool) -> Array:
     """Score plus bias of one block, the invisible at -inf, in the accumulator's dtype."""
-    raw = raw_logits(block, may_look_at(block, partial=partial))
-    return mask_logits(block, facts, raw.astype(facts.accumulator), partial=partial)
+    visible = visible_pairs(block, partial=partial)
+    raw = raw_logits(block, visible)
+    return mask_logits(block, facts, raw.astype(facts.accumulator), visible)
 
 
-def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) -> Array:
+def mask_logits(block: Problem, facts: Static, logits: Array, visible: Array | None) -> Array:
     """Logits with the invisible at -inf, and NaN where a visible query or key is not finite."""
     if facts.guarded:
         query, key = block.sides.query["bad"], block.sides.key["bad"]
@@ -104,8 +103,30 @@ def mask_logits(block: Problem, facts: Static, logits: Array, *, partial: bool) 
         logits = logits + spoiled.astype(logits.dtype)
         if facts.may_hide:
             logits = jnp.where(hidden, NEG_INF, logits)
-    visible = visible_pairs(block) if partial else None
     return logits if visible is None else jnp.where(visible, logits, NEG_INF)
+
+
+def push(
+    function: Callable[[Problem], Any], problem: Problem, velocity: Problem
+) -> tuple[Any, Any]:
+    """`function(problem)` and its tangents; `velocity` has None where nothing moves."""
+    leaves, structure = jax.tree.flatten(problem)
+    d_leaves = structure.flatten_up_to(velocity)
+    moves = [
+        dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
+        for x, dx in zip(leaves, d_leaves, strict=True)
+    ]
+
+    def of_moving(moving: list[Array]) -> Any:
+        rest = iter(moving)
+        chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
+        return function(jax.tree.unflatten(structure, chosen))
+
+    moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
+    speeds = [
+        dx.astype(x.dtype) for x, dx, flag in zip(leaves, d_leaves, moves, strict=True) if flag
+    ]
+    return jax.jvp(of_moving, (moving,), (speeds,))
 
 
 def first_at(logits: Array, top: Array) -> Array:

@@ -36,8 +36,9 @@ from attention_jax.kernels.block import (
     cut,
     drop,
     mask_logits,
-    may_look_at,
+    push,
     raw_logits,
+    visible_pairs,
     weights_times,
 )
 from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
@@ -174,10 +175,16 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
 
     def contribute(fetched: tuple[Problem, Problem, Array, Array], partial: bool) -> Change:
         block, d_block, row_top, log_total = fetched
-        (raw, value), (d_logits, d_value) = _push(
-            block, d_block, may_look_at(block, partial=partial), guarded=facts.guarded
-        )
-        logits = mask_logits(block, facts, raw, partial=partial).astype(row_top.dtype)
+        visible = visible_pairs(block, partial=partial)
+
+        def logits_and_value(block: Problem) -> tuple[Array, Array]:
+            value = block.sides.key["value"]
+            if facts.guarded:
+                value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
+            return raw_logits(block, visible), value
+
+        (raw, value), (d_logits, d_value) = push(logits_and_value, block, d_block)
+        logits = mask_logits(block, facts, raw, visible).astype(row_top.dtype)
         log_weights = (logits - row_top) - log_total
         weights = jnp.exp(log_weights)
         d_logits = d_logits.astype(logits.dtype)
@@ -205,30 +212,3 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     # of lse = top + log_total, all movement is the second's
     d_top = jnp.zeros_like(rows.top)
     return rows, Rows(d_out, change.lse, d_entropy, no_tangent, d_top, change.lse)
-
-
-def _push(
-    block: Problem, d_block: Problem, seen: Array | None, *, guarded: bool
-) -> tuple[Any, Any]:
-    """`(logits, value)` of a block and their tangents; `d_block` has None where nothing moves."""
-    leaves, structure = jax.tree.flatten(block)
-    d_leaves = structure.flatten_up_to(d_block)
-    moves = [
-        dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
-        for x, dx in zip(leaves, d_leaves, strict=True)
-    ]
-
-    def logits_and_value(moving: list[Array]) -> tuple[Array, Array]:
-        rest = iter(moving)
-        chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
-        moved = jax.tree.unflatten(structure, chosen)
-        value = moved.sides.key["value"]
-        if guarded:
-            value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
-        return raw_logits(moved, seen), value
-
-    moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
-    velocity = [
-        dx.astype(x.dtype) for x, dx, flag in zip(leaves, d_leaves, moves, strict=True) if flag
-    ]
-    return jax.jvp(logits_and_value, (moving,), (velocity,))

@@ -126,9 +126,7 @@ def top_logits(head: Problem, rows: Rows) -> Array:
     spoiled = jnp.isnan(rows.lse)
 
     def logit(one: Sides, empty: Array) -> Array:
-        block = head._replace(sides=one)
-        seen = ~empty[None, None] if head.term.may_overflow else None
-        return raw_logits(block, seen)[0, 0]
+        return raw_logits(head._replace(sides=one), ~empty[None, None])[0, 0]
 
     top = jax.vmap(logit)(sides, rows.lse == NEG_INF)
     top = jnp.where(spoiled, jnp.nan, top.astype(rows.lse.dtype))

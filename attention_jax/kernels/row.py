@@ -32,6 +32,7 @@ from attention_jax._core.numerics import (
 from attention_jax.kernels.block import entropy_of
 from attention_jax.kernels.problem import Static, check_mask, finish, may_exceed_int32
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import on_one_cpu
 from attention_jax.masks.mask import Lengths
 from attention_jax.scores.similarity import Dot, ScaledDot
 from attention_jax.softmax import log_sum_exp
@@ -39,11 +40,6 @@ from attention_jax.softmax import log_sum_exp
 Run = Callable[[Request], Result]
 # With more heads of keys their number's worth of arithmetic costs more than the copy.
 _MOST_HEADS = 16
-
-
-def _one_cpu() -> bool:
-    """Elsewhere the copy is not made, or heads may be divided among devices."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
 def fits(request: Request) -> bool:
@@ -61,7 +57,7 @@ def fits(request: Request) -> bool:
             x is not None and may_exceed_int32(x.dtype)
             for x in (request.query_positions, request.key_positions)
         )
-        and _one_cpu()
+        and on_one_cpu()  # elsewhere the copy is not made, or heads may be divided
     )
 
 

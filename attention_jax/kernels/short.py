@@ -20,7 +20,7 @@ from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels.block import raw_logits, weights_times
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.tiling import tiling
+from attention_jax.kernels.tiling import on_one_cpu
 from attention_jax.scores.similarity import Cosine, Dot, General, ScaledDot
 
 Run = Callable[[Request], Result]
@@ -42,7 +42,7 @@ def fits(request: Request) -> bool:
         and request.block_size is None
         and not request.statistics
         and request.accumulator == jnp.float32
-        and tiling(request).loop
+        and on_one_cpu()
     )
 
 

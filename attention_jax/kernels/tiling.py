@@ -42,10 +42,15 @@ _VECTORISED_BLOCK = (256, 256)  # one plane for each example and head at once
 _LARGEST_MAP = 2**20  # blocks up to which a map is drawn only to choose a size
 
 
+def on_one_cpu() -> bool:
+    """Whether heads may be walked one by one: elsewhere they are vectorised, or divided."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
 def tiling(request: Request) -> Tiling:
     """The tiling for a request; a `block_size` that was asked for is used as it is."""
     layout = request.layout
-    loop = jax.default_backend() == "cpu" and jax.device_count() == 1
+    loop = on_one_cpu()
     if request.block_size is not None:
         block = request.block_size
     elif loop:
