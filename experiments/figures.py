@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from attention_jax.visualize.signs import printable
+
 LABELS = {
     "none": "no attention",
     "dot": "unscaled dot",
@@ -81,19 +83,29 @@ _LOOK = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "savefig.dpi": 150,
+    # A dollar sign in a name or in a word of the data begins no formula.
+    "text.parse_math": False,
+    "text.usetex": False,
 }
 
 Points = Sequence[tuple[float, float | None]]
 
 
-def look() -> contextlib.AbstractContextManager[None]:
-    """Return the context in which every figure is drawn."""
-    return rc_context(_LOOK)
+@contextlib.contextmanager
+def look(**settings: Any) -> Iterator[None]:
+    """The context in which every figure is drawn; ``settings`` add to matplotlib's.
+
+    Signs without a glyph give no warning: `drawable` tells, and the report draws them in HTML.
+    """
+    families = {"font.sans-serif": list(_fonts())}
+    with rc_context(_LOOK | families | settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def label(name: str) -> str:
     """Return the words for a mechanism: ``scaled_dot`` is ``scaled dot``."""
-    return LABELS.get(name, name)
+    return LABELS.get(name) or printable(name)
 
 
 def colour(name: str, index: int = 0) -> str:
@@ -111,15 +123,28 @@ _FAMILIES = (
 
 @functools.cache
 def _fonts() -> dict[str, frozenset[int]]:
-    """Return the installed ones of `_FAMILIES`, each with the code points it can draw."""
-    files = {f.name: f.fname for f in font_manager.fontManager.ttflist if f.name in _FAMILIES}
-    found = {n: frozenset(font_manager.get_font(files[n]).get_charmap()) for n in files}
-    return {name: found[name] for name in _FAMILIES if name in found}
+    """Return the installed ones of `_FAMILIES`, each with the code points it can draw.
+
+    A family has many faces, and not all have the same characters: `findfont` returns the file of
+    the regular one, which is the one that matplotlib draws with.
+    """
+    found = {}
+    for name in _FAMILIES:
+        regular = font_manager.FontProperties(
+            family=name, style="normal", weight="normal", stretch="normal"
+        )
+        try:
+            file = font_manager.fontManager.findfont(regular, fallback_to_default=False)
+        except ValueError:
+            continue
+        found[name] = frozenset(font_manager.get_font(file).get_charmap())
+    return found
 
 
 def drawable(words: Sequence[str]) -> bool:
-    """Return whether the fonts at hand have every sign of ``words``."""
-    return {ord(sign) for word in words for sign in word} <= frozenset().union(*_fonts().values())
+    """Return whether the fonts at hand have every sign of ``words``, as `alignments` shows them."""
+    signs = {ord(sign) for word in words for sign in printable(word)}
+    return signs <= frozenset().union(*_fonts().values())
 
 
 def curves(
@@ -150,7 +175,7 @@ def curves(
         low_y: where the vertical axis starts.
         mark_y: a level to mark with a thin line, and its words.
     """
-    with rc_context(_LOOK):
+    with look():
         figure, axes = _panels(len(panels), height=3.1, same_y=same_y)
         for ax, (title, series) in zip(axes, panels, strict=True):
             ax.set_title(title)
@@ -190,7 +215,7 @@ def bars(
         for n, row in known.items()
     }
     digits = 0 if max(map(max, means.values())) >= 10 else 1
-    with rc_context(_LOOK):
+    with look():
         figure, (ax,) = _panels(1, height=3.1)
         width = 0.8 / max(len(series), 1)
         for index, (name, heights) in enumerate(means.items()):
@@ -204,7 +229,7 @@ def bars(
             pairs = zip(heights, known[name], strict=True)
             words = [f"{h:.{digits}f}" if k else "–" for h, k in pairs]
             ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")
-        ax.set_xticks(range(len(groups)), groups)
+        ax.set_xticks(range(len(groups)), map(printable, groups))
         ax.grid(visible=False, axis="x")
         tops = [h + e for n in means for h, e in zip(means[n], spreads[n], strict=True)]
         ax.set_ylim(0, 1.12 * max(tops) or 1)  # room for the numbers on the bars
@@ -222,7 +247,7 @@ def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None
         rows: for each name, the ratio and its target (or None) by series.
     """
     series = list(dict.fromkeys(name for row in rows.values() for name in row))
-    with rc_context(_LOOK):
+    with look():
         figure = Figure(figsize=(8.2, 0.5 + 0.42 * len(rows)), layout="constrained")
         ax = figure.add_subplot()
         tall = 0.8 / len(series)
@@ -237,14 +262,14 @@ def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None
                     ax.text(at, y, words, ha=side, va="center", fontsize=7, color="#3b4149")
                     if aim is not None:
                         ax.plot([aim, aim], [y - tall / 2, y + tall / 2], color="#111827", lw=1.6)
-            ax.barh(0, 0, color=colour("", index), label=name)
+            ax.barh(0, 0, color=colour("", index), label=printable(name))
         ax.set_xscale("log")
         low = min(min(v, a or v) for row in rows.values() for v, a in row.values())
         high = max(max(v, a or v) for row in rows.values() for v, a in row.values())
         ax.set_xlim(min(low, 1) / 1.8, max(high, 1) * 1.5)
         ax.xaxis.set_major_formatter(FuncFormatter(_plain))
         ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set_yticks(range(len(rows)), map(printable, rows))
         ax.invert_yaxis()
         ax.grid(visible=False, axis="y")
         ax.axvline(1, color="#3b4149", linewidth=0.9)
@@ -269,7 +294,8 @@ def alignments(
         target: the T target words, down.
         gold: pairs ``(source index, target index)`` to frame.
     """
-    with rc_context(_LOOK | {"axes.grid": False, "font.sans-serif": list(_fonts())}), _quiet():
+    source, target = [[printable(word) for word in words] for words in (source, target)]
+    with look(**{"axes.grid": False}):
         across = min(len(panels), 2 if len(source) > 20 else 3)
         down = math.ceil(len(panels) / across)
         side = 8.2 / across
@@ -296,14 +322,6 @@ def alignments(
         bar.outline.set_visible(False)
         bar.set_label("weight", fontsize=8)
         figure.savefig(file)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Say nothing of signs without a glyph: `drawable` tells, and the report draws them in HTML."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
 
 
 def _panels(count: int, height: float, same_y: bool = True) -> tuple[Figure, list[Axes]]:

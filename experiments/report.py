@@ -16,6 +16,8 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from attention_jax.visualize.signs import printable
+
 COMPARE_THE_SHAPE = "other data, other scale: compare the shape"
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -100,6 +102,8 @@ def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    # Text of the data may hold control characters, which HTML forbids.
+    environment.finalize = lambda x: printable(x) if isinstance(x, str) else x
     environment.filters["inlined"] = lambda name: _inlined(folder / name)
     environment.filters["anchor"] = _anchor
     environment.tests["table"] = lambda block: isinstance(block, Table)

@@ -1,5 +1,6 @@
 """What is in the repository and in the wheel, and what the README promises a fresh machine."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def test_ci_is_executable_and_stops_at_the_first_failure():
     ci = ROOT / ".ci" / "run"
     assert ci.stat().st_mode & 0o111 == 0o111
     assert "\nset -euo pipefail\n" in ci.read_text()
+
+
+def test_ci_installs_a_browser_and_fails_without_one():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    browser = (ROOT / "tests" / "visualize" / "test_browser.py").read_text()
+    variable = re.search('NEEDED = "(.+?)"', browser)[1]
+    names = re.search(r"NAMES = (\(.+?\))", browser)[1]
+    assert f"    for name in {' '.join(ast.literal_eval(names))}; do" in lines
+    steps = [lines.index(f"export {variable}=1")]
+    steps += [lines.index(f'step "{name}') for name in ('browser" browser', 'tests" readme_tests')]
+    assert steps == sorted(steps)
 
 
 def test_the_wheel_holds_the_library_alone(tmp_path):

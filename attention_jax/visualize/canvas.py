@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attention_jax.visualize.signs import printable
+
 if TYPE_CHECKING:
     import matplotlib.figure
 
@@ -18,7 +20,7 @@ _FAMILIES = (
     "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Noto Emoji",
     "Arial Unicode MS",
 )  # fmt: skip
-_SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", "\r": "⏎"})
+_PICTURES = re.compile("[\u2400-\u2421]")  # DejaVu lacks them
 
 
 def new_figure(width: float | int, height: float | int) -> "matplotlib.figure.Figure":
@@ -96,9 +98,8 @@ def say(
 
 def visible(word: str) -> str:
     """A token as one sees it: a sign for white space that stands alone or would break a line."""
-    if not word.strip():
-        return word.replace(" ", "␣").translate(_SIGNS) or "∅"
-    return word.translate(_SIGNS)
+    shown = printable(word if word.strip() else word.replace(" ", "␣")) or "∅"
+    return _PICTURES.sub(lambda sign: sign[0] if _drawn(sign[0]) else "\ufffd", shown)
 
 
 def _font(size: float | int) -> dict[str, Any]:
@@ -112,3 +113,12 @@ def _installed() -> tuple[str, ...]:
 
     names = {font.name for font in font_manager.fontManager.ttflist}
     return tuple(name for name in _FAMILIES if name in names) or ("sans-serif",)
+
+
+@functools.cache
+def _drawn(sign: str) -> bool:
+    """Whether one of the installed families has the sign."""
+    from matplotlib import font_manager
+
+    files = (font_manager.findfont(family) for family in _installed())
+    return any(ord(sign) in font_manager.get_font(file).get_charmap() for file in files)

@@ -23,6 +23,7 @@ from attention_jax.visualize.layers import (
     read_layers,
 )
 from attention_jax.visualize.packing import pack
+from attention_jax.visualize.signs import printable
 
 _MOST = 512  # tokens on an axis
 _SCRIPTS = ("weights", "panel", "difference", "page")  # in the order in which they run
@@ -51,7 +52,7 @@ class Explorer:
     def _repr_html_(self) -> str:
         """The page in a frame of its own: neither it nor the notebook disturbs the other."""
         return (
-            f'<iframe title="{_escape(self.title)}" sandbox="allow-scripts" '
+            f'<iframe title="{_escape(printable(self.title))}" sandbox="allow-scripts" '
             f'style="width: 100%; height: {self.height}px; border: 0" '
             f'srcdoc="{html.escape(self.html)}"></iframe>'
         )
@@ -132,7 +133,7 @@ def explorer(
     content = {
         "models": [
             {
-                "name": name if len(models) == 2 else "",
+                "name": printable(name) if len(models) == 2 else "",
                 "layers": [_layer(layer, tokens, key_tokens, texts) for layer in layers],
             }
             for name, layers in zip(names, models, strict=False)
@@ -160,7 +161,7 @@ def _layer(
     levels, greatest = pack(layer.weights)
     nats, share = entropy(layer.weights)
     return {
-        "name": layer.name,
+        "name": printable(layer.name),
         "shape": [N, T, S],
         "queries": places[0],
         "keys": places[1],
@@ -182,7 +183,7 @@ def _page(title: str, content: dict[str, Any]) -> str:
     sources = [(folder / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
     script = "\n".join(['"use strict";', "{", *sources, "}"])
     parts = {
-        "title": _escape(title),
+        "title": _escape(printable(title)),
         "policy": (
             "default-src 'none'; base-uri 'none'; form-action 'none'; "
             f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"

@@ -1,7 +1,13 @@
 """The report's words and tables, and the figures."""
 
+import copy
+import dataclasses
+import re
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
+from matplotlib import font_manager
 
 from experiments import figures
 from experiments.report import (
@@ -91,6 +97,69 @@ def test_words_without_a_font_are_drawn_in_html(tmp_path):
 def test_fonts_are_asked_for_their_signs():
     assert figures.drawable(["Ärzte", "⟨end⟩", "√d"])
     assert not figures.drawable(["\U000f0000"])
+
+
+@pytest.mark.parametrize("weight", [200, 700])
+@pytest.mark.parametrize("at", [0, None])
+def test_the_regular_face_of_a_family_is_asked_wherever_the_others_stand(monkeypatch, weight, at):
+    here = [f for f in font_manager.fontManager.ttflist if f.name == "DejaVu Sans"]
+    regular = next(f for f in here if (f.style, f.weight, f.stretch) == ("normal", 400, "normal"))
+    other = next(f for f in font_manager.fontManager.ttflist if f.name == "cmb10")  # few signs
+    face = dataclasses.replace(other, name="DejaVu Sans", weight=weight, style="normal")
+    listed = [regular]
+    listed.insert(len(listed) if at is None else at, face)
+    manager = copy.copy(font_manager.fontManager)
+    manager.ttflist = listed
+    monkeypatch.setattr(font_manager, "fontManager", manager)
+    figures._fonts.cache_clear()
+    try:
+        assert list(figures._fonts()) == ["DejaVu Sans"]
+        assert figures.drawable(["⟨end⟩", "Ä"])
+    finally:
+        figures._fonts.cache_clear()
+
+
+HOSTILE = [
+    "$x_{$",
+    "cost $5 or $6",
+    "\\frac{",
+    "a\x00b",
+    "\x1b[31m",
+    "\x85",
+    "\ud800",
+    "<&>",
+    "\uffff",
+]
+
+
+def test_no_word_of_the_data_is_read_as_a_formula_or_lost(tmp_path):
+    weights = np.full((len(HOSTILE), len(HOSTILE)), 0.5)
+    for name in ("a.png", "a.svg"):
+        figures.alignments(tmp_path / name, [("$m$ $", weights)], HOSTILE, HOSTILE, [(0, 1)])
+    text = (tmp_path / "a.svg").read_text()
+    ElementTree.fromstring(text)  # control characters are no XML
+    for shown in ("$x_{$", "cost $5 or $6", "a␀b", "␛[31m"):
+        assert f"<!-- {shown} -->" in text
+    series = {w: [[(1, 1.0), (2, 2.0)]] for w in HOSTILE}
+    figures.curves(tmp_path / "c.svg", [("$t$ $", series)], x="$x$ $", y="$y$ $")
+    bars = {w: [[1.0]] * len(HOSTILE) for w in HOSTILE}
+    figures.bars(tmp_path / "b.svg", HOSTILE, bars, x="", y="")
+    figures.ratios(tmp_path / "r.svg", {word: {"$f$ $": (0.5, 1.0)} for word in HOSTILE})
+    for name in ("c.svg", "b.svg", "r.svg"):
+        text = (tmp_path / name).read_text()
+        ElementTree.fromstring(text)
+        assert "<!-- cost $5 or $6 -->" in text, name
+        assert "<!-- a␀b -->" in text, name
+
+
+def test_the_report_shows_control_characters_as_symbols(tmp_path):
+    word = "a\x00b\x1b\x7f\x85\ud800"
+    table = Table(word, [word], [Row([word])], note=word)
+    maps = Heatmap(word, [(word, np.ones((1, 1)))], [word], [word])
+    section = Section(word, [word], [table, maps])
+    page = page_of(tmp_path, title=word, question=word, answer=[word], sections=[section])
+    assert page.count("a␀b␛␡\ufffd\ufffd") >= 12
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", page)
 
 
 def test_bars_have_one_precision_and_fill_the_axis(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """The page in a browser: what a reader points at, presses and hears."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from attention_jax.visualize import explorer
 
-api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+NEEDED = "ATTENTION_JAX_NEED_BROWSER"  # CI sets it: then a missing browser fails, not skips
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -25,10 +26,16 @@ TOKENS = ["</script><b>", "cat", "猫", " ", "cat"]
 
 @pytest.fixture(scope="module")
 def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
+    missing = pytest.fail if os.environ.get(NEEDED) else pytest.skip
+    try:
+        from playwright import sync_api as api
+    except ImportError:
+        missing("Playwright is not installed: pip install playwright")
+    chromium = next(filter(None, map(shutil.which, NAMES)), None)
+    if chromium is None:
+        missing(f"no Chromium on this machine: none of {', '.join(NAMES)} is on the PATH")
     with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield running
         running.close()
 
@@ -101,6 +108,14 @@ def test_pointing_and_keys_say_where_a_token_looks(visit):
     tab.keyboard.press("Tab")
     assert says(tab) == ["token </script><b> is looked at by: </script><b> 1.00, cat #1 0.75, "
                          "猫 0.75, space 0.75, cat #4 0.75"]  # fmt: skip
+
+
+def test_control_characters_are_shown_as_signs(visit):
+    tokens = ["a\x00b", "\x1b[1m", "\x7f", "\x85\n", "\t\r"]
+    tab = visit(explorer(weights(), tokens))
+    seen = ["a␀b", "␛[1m", "␡", "\ufffd⏎", "⇥⏎"]
+    assert tab.get_by_role("listbox").nth(0).get_by_role("option").all_inner_texts() == seen
+    assert says(tab) == ["token tab new line looks at: a␀b 0.75, tab new line 0.25"]
 
 
 def test_layers_and_heads_are_picked_by_keys_and_lists(visit):

@@ -63,6 +63,15 @@ def test_no_token_gets_out_of_its_place(maps):
     assert page.html.isascii()
 
 
+def test_control_characters_of_names_are_signs(maps):
+    one = maps(1, 2, 2)
+    page = explorer({"a\x00b": one}, compare={"\x1b": one}, names=("\x07", "b"), title="t\x00\x85")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", page.html + page._repr_html_())
+    assert [model["name"] for model in data(page)["models"]] == ["␇", "b"]
+    assert [layers(page, i)[0]["name"] for i in (0, 1)] == ["a␀b", "␛"]
+    assert "<title>t&#9216;&#65533;</title>" in page.html
+
+
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(maps):
     page = explorer(maps(1, 2, 3, 3), height=500, title='"')
     frame = page._repr_html_()

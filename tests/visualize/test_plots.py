@@ -2,6 +2,7 @@ import ast
 import io
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from attention_jax import masks, visualize
 
 TOKENS = ["the", "$c_{$", " ", "\n"]
 SEEN = ["the", "$c_{$", "␣", "⏎"]
+
+
+UNSEEN = ["a\x00b", "\x1b", "\x7f", "\x85", "\ud800", "\uffff", "\u2028", "$ $"]
 
 
 def texts(labels) -> list[str]:
@@ -39,6 +43,28 @@ def test_one_head_has_its_tokens_and_numbers():
     assert texts(axes.texts)[:6] == ["1.00", "0.00", "0.00", "0.00", "0.50", "0.50"]
     np.testing.assert_array_equal(axes.images[0].get_array(), weights)
     assert settings() == before
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_control_characters_are_drawn_as_signs(form):
+    square = np.full((8, 8), 1 / 8, np.float32)
+    name = "".join(UNSEEN)
+    for figure in (
+        visualize.head_map(square, UNSEEN, title=name),
+        visualize.heads_grid({name: square[None]}, UNSEEN),
+        visualize.entropy_grid({name: np.ones(2)}),
+        visualize.alignment({name: square}, UNSEEN, UNSEEN),
+    ):
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=40, format=form)
+        if form == "svg":
+            ElementTree.fromstring(drawn.getvalue())
+        for axes in figure.axes:
+            seen = [*texts(axes.get_xticklabels()), axes.get_title(loc="left"), axes.get_ylabel()]
+            assert "".join(seen).isprintable()
+    seen = texts(visualize.head_map(square, UNSEEN).axes[0].get_xticklabels())
+    assert seen[0] in ("a␀b", "a\ufffdb")  # with and without a font that has the picture
+    assert seen[3:] == ["\ufffd", "\ufffd", "\ufffd", "⏎", "$ $"]
 
 
 def test_the_grid_has_a_map_for_every_head(maps):

@@ -5,12 +5,14 @@ const MOST = 8; // tokens in the list of the largest weights
 const SAID = 5; // tokens in the line that is said aloud
 
 // What stands for a token that could not be seen, and what is said of it.
-const SIGNS = { " ": ["\u2423", "space"], "\n": ["\u23ce", "new line"], "\t": ["\u21e5", "tab"] };
-const seen = (text) => (text.trim()
-  ? text.replace(/[\n\t]/g, (c) => SIGNS[c][0])
-  : [...text].map((c) => (SIGNS[c] || [c])[0]).join("") || "\u2205");
-const spoken = (text) =>
-  text.trim() || [...text].map((c) => (SIGNS[c] || [c])[1] || "blank").join(" ") || "nothing";
+const SIGNS = { " ": ["\u2423", "space"], "\n": ["\u23ce", "new line"], "\r": ["\u23ce", "new line"],
+  "\t": ["\u21e5", "tab"], "\u2028": ["\u23ce", "new line"], "\u2029": ["\u23ce", "new line"], "\x7f": ["\u2421"] };
+// A control picture for a control character, U+FFFD for what has no picture.
+const printable = (text) => text.replace(/[\0-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]/g,
+  (c) => (SIGNS[c] || [c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "\ufffd"])[0]);
+const seen = (text) => printable(text.trim() ? text : text.replaceAll(" ", SIGNS[" "][0])) || "\u2205";
+const spoken = (text) => printable(text.trim())
+  || [...text].map((c) => (SIGNS[c] || [])[1] || "blank").join(" ") || "nothing";
 
 const counts = data.texts.map((words) => {
   const count = new Map();
