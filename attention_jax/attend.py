@@ -349,9 +349,9 @@ def make_request(
 
 
 def execute(request: Request, implementation: Implementation) -> Result:
-    """Runs a request on the kernel that the plan chooses, before the eyes of who looks on."""
-    if (look := observer()) is not None:
-        return look(request, lambda request: _execute(request, implementation))
+    """Runs a request on the kernel that the plan chooses, through the active observer, if any."""
+    if (observe := observer()) is not None:
+        return observe(request, lambda request: _execute(request, implementation), implementation)
     return _execute(request, implementation)
 
 

@@ -1,7 +1,7 @@
-"""Looking on: what runs while somebody wants to see, or change, every call of attention.
+"""Observers: functions through which every call of `attend` goes while they are active.
 
-Nothing here costs anything while nobody looks. Who does is part of the key under which JAX caches
-what it traces, so a function that was traced unobserved is traced again, and the other way round.
+Without an observer this costs nothing. The active observer is part of the key of JAX's trace cache,
+so a function that was traced without one is traced again with it, and the other way round.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
-# request, run -> result: `run(request)` is what would have happened.
-Observer = Callable[[Any, Callable[[Any], Any]], Any]
+# (request, run, implementation) -> result: `run(request)` is the call without the observer, and
+# `implementation` is the argument of `attend`.
+Observer = Callable[[Any, Callable[[Any], Any], Any], Any]
 
 _OBSERVER: Any = jax.make_user_context(None)
 _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
@@ -20,19 +21,19 @@ _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=No
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Inside, every call of attention goes through `observer`, a hashable function."""
+    """Passes every call of attention in the context through `observer`, a hashable function."""
     with _OBSERVER(observer):
         yield
 
 
 def observer() -> Observer | None:
-    """Who looks on at the moment."""
+    """The active observer, or None."""
     return _OBSERVER.value
 
 
 @contextlib.contextmanager
 def owned_by(module: Any) -> Iterator[None]:
-    """Inside, calls of attention belong to `module`."""
+    """Attributes the calls of attention in the context to `module`."""
     token = _OWNER.set(module)
     try:
         yield
@@ -41,5 +42,5 @@ def owned_by(module: Any) -> Iterator[None]:
 
 
 def owner() -> Any:
-    """The module whose attention runs at the moment, None where nobody says."""
+    """The module to which a call of attention belongs, or None."""
     return _OWNER.get()

@@ -12,8 +12,8 @@ from attention_jax.diagnostics.harvest import Found, harvest, observe
 
 _PATH = "attention_jax_path"
 
-# request, run, class of the module -> result and what to keep
-Look = Callable[[Any, Callable[[Any], Any], str], tuple[Any, Any]]
+# (request, run, implementation, class of the module) -> (result, values to record)
+Look = Callable[[Any, Callable[[Any], Any], Any, str], tuple[Any, Any]]
 
 
 class Watch:
@@ -22,11 +22,11 @@ class Watch:
     def __init__(self, look: Look) -> None:
         self.look = look
 
-    def __call__(self, request: Any, run: Callable[[Any], Any]) -> Any:
+    def __call__(self, request: Any, run: Callable[[Any], Any], implementation: Any) -> Any:
         """One call of attention, looked at."""
         module: Any = owner()
         kind = "attend" if module is None else type(module).__name__
-        result, kept = self.look(request, run, kind)
+        result, kept = self.look(request, run, implementation, kind)
         return result._replace(out=observe(result.out, kept, _path_of(module), kind))
 
 

@@ -49,7 +49,7 @@ class _Task(NamedTuple):
     def run(self, gates: Mapping[int, Array]) -> tuple[Any, dict[str, flavours.Found]]:
         """The output with gates `[*layers, *#B, N]` by number, and who ran, by path."""
 
-        def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
+        def look(request: Request, run: Any, implementation: Any, kind: str) -> tuple[Result, Any]:
             layout = request.layout
             return run(request), jnp.zeros((*layout.batch, layout.N, 0), jnp.float32)
 

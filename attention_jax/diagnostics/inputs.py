@@ -68,7 +68,7 @@ def attention_inputs(
         (3, 2, 5)
     """
 
-    def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
+    def look(request: Request, run: Any, implementation: Any, kind: str) -> tuple[Result, Any]:
         given = AttentionInputs(*(getattr(request, name) for name in AttentionInputs._fields))
         return run(request), given
 

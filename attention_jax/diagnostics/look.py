@@ -10,13 +10,13 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
-from attention_jax.attend import explain
 from attention_jax.diagnostics import maps
 from attention_jax.diagnostics.harvest import Found
 from attention_jax.diagnostics.measure import Rows, run
 from attention_jax.diagnostics.reading import Facts, Reading
 from attention_jax.kernels import dense
 from attention_jax.kernels.request import Request, Result
+from attention_jax.plan import choose
 from attention_jax.scores.modifiers import Clip, SoftCap
 from attention_jax.scores.score import Sum
 from attention_jax.scores.similarity import Dot, ScaledDot
@@ -54,11 +54,16 @@ class Wanted(NamedTuple):
 
 
 def look(
-    wanted: Wanted, real: tuple[Any, ...], request: Request, again: Any, kind: str
+    wanted: Wanted,
+    real: tuple[Any, ...],
+    request: Request,
+    again: Any,
+    implementation: Any,
+    kind: str,
 ) -> tuple[Result, Any]:
     """One call of attention: its result and its reading, with a share for each `real` that fits."""
     layout = request.layout
-    facts = _facts(request, kind)
+    facts = _facts(request, implementation, kind)
     if 0 in (*layout.batch, layout.N, layout.T, layout.S):
         result = again(request)
         zeros = jnp.zeros((*layout.batch, layout.N, layout.T), jnp.float32)
@@ -142,7 +147,7 @@ def _largest(x: Any) -> Array:
     return jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
 
 
-def _facts(request: Request, kind: str) -> Facts:
+def _facts(request: Request, implementation: Any, kind: str) -> Facts:
     score: Any = request.score
     inner, depth = score, request.layout.H
     while isinstance(inner, Sum | SoftCap | Clip):  # whose scale is that of what is inside
@@ -152,16 +157,8 @@ def _facts(request: Request, kind: str) -> Facts:
         scale = 1.0
     elif isinstance(inner, ScaledDot) and (factor := inner.static_scale(depth)) is not None:
         scale = float(factor)
-    plan = explain(
-        *(
-            jax.ShapeDtypeStruct(x.shape, x.dtype)
-            for x in (request.query, request.key, request.value)
-        ),
-        score=score,
-    )
+    name = choose(request, implementation).implementation
     mask = None if request.mask is None else repr(request.mask)
     dtype = np.dtype(request.query.dtype).name
     axes = len(request.layout.batch)
-    return Facts(
-        kind, 0, repr(score), mask, scale, depth, dtype, plan.implementation, axes, request.layout.S
-    )
+    return Facts(kind, 0, repr(score), mask, scale, depth, dtype, name, axes, request.layout.S)

@@ -20,7 +20,7 @@ class Facts(NamedTuple):
         scale: the factor on the dot product where the score is one, else None.
         depth: H, the query's depth.
         dtype: the query's dtype.
-        implementation: the kernel that the plan would choose.
+        implementation: the kernel that runs this call without `capture`.
         batch_axes: how many axes `*B` has.
         keys: S.
     """

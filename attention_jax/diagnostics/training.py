@@ -57,7 +57,7 @@ def attention_stats(
         {'layers/0/self_attention': (3, 2, 5)}
     """
 
-    def look(request: Request, run: Any, kind: str) -> tuple[Result, Any]:
+    def look(request: Request, run: Any, implementation: Any, kind: str) -> tuple[Result, Any]:
         result = run(dataclasses.replace(request, statistics=True))
         return result, result.stats
 

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
+from attention_jax import linen
 from attention_jax.attend import make_request
 from attention_jax.diagnostics import attention_inputs, capture, diagnose, rollout
 from attention_jax.diagnostics.measure import run
@@ -223,3 +224,45 @@ def test_scanned_layers_are_told_apart():
         assert reading.entropy.shape == (2, 2, 5)
         check_rows(reading, reading.weights)
     assert not np.allclose(*(r.entropy for r in found.values()))
+
+
+@pytest.mark.parametrize("length", [5, 80])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"implementation": "dense"},
+        {"implementation": "blockwise"},
+        {"implementation": "flash", "block_size": 16},
+        {"implementation": ("cudnn", "blockwise")},
+        {"block_size": 16},
+    ],
+    ids=str,
+)
+def test_the_recorded_implementation_is_the_one_that_runs(options, length):
+    x = RNG.normal(size=(2, length, 2, 4)).astype(np.float32)
+    mask = aj.masks.causal()
+    bias = RNG.normal(size=(length, length)).astype(np.float32)
+
+    def model(x):
+        return aj.attend(x, x, x, mask=mask, bias=bias, **options)
+
+    plan = aj.explain(x, x, x, mask=mask, bias=bias, **options)
+    assert capture(model, x)["attend"].facts.implementation == plan.implementation
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_a_layer_s_implementation_is_recorded(implementation):
+    x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+    layer = MultiHeadAttention(2, 8, implementation=implementation, rngs=nnx.Rngs(0))
+    assert capture(layer, x)["MultiHeadAttention"].facts.implementation == implementation
+    layer = linen.MultiHeadAttention(num_heads=2, implementation=implementation)
+    variables = jax.jit(layer.init)(jax.random.key(0), x)
+    found = capture(layer, x, variables=variables)
+    assert found["MultiHeadAttention"].facts.implementation == implementation
+
+
+def test_an_implementation_that_cannot_do_the_request_is_refused():
+    x = RNG.normal(size=(5, 2, 4)).astype(np.float32)
+    with pytest.raises(NotImplementedError, match="'dense': "):
+        capture(lambda x: aj.attend(x, x, x, implementation="dense", block_size=2), x)
