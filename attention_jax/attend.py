@@ -37,7 +37,7 @@ from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.block_map import block_pair
 from attention_jax.masks.data import from_array
-from attention_jax.masks.mask import Lengths, Mask
+from attention_jax.masks.mask import Lengths, Mask, check_latest
 from attention_jax.plan import KERNELS, Plan, choose, make_plan
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot
@@ -312,6 +312,7 @@ def make_request(
             )
         mask = from_array(mask)
     if mask is not None:
+        check_latest(mask)
         default = query_positions is None and key_positions is None
         check_mask(mask.prepare(Lengths(layout.T, layout.S, default)), layout)
     if bias is not None and not isinstance(bias, Term):

@@ -18,48 +18,13 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from attention_jax._core.checks import as_array, check_count, check_dtype, check_floating
 from attention_jax._core.record import Record, static
-from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Lengths, Mask, Verdict, View
-from attention_jax.masks.patterns import window
+from attention_jax.masks.buffer import Latest, Written
+from attention_jax.masks.mask import Mask
 
 _NewKeys = Annotated[Any, Shaped[Array, "*B T K H"]]
 _NewValues = Annotated[Any, Shaped[Array, "*B T K V"]]
 _Valid = Annotated[Any, Bool[Array, "*#B T"]]
 _Order = Annotated[Any, Int[Array, "*#B beams"]]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class _Written(Mask):
-    """Keys in slots that hold a real token."""
-
-    slots: Any
-    lost: Any
-
-    def prepare(self, lengths: Lengths) -> Sides:
-        """One flag for each slot."""
-        if self.slots.shape[-1] != lengths.S:
-            raise ValueError(
-                f"the mask of a cache of {self.slots.shape[-1]} slots does not fit keys of length "
-                f"S = {lengths.S}"
-            )
-        return Sides(key=self.slots[..., None, :])
-
-    def per_head(self) -> "_Written":
-        """The flags are in the sides."""
-        return _Written(None, None)
-
-    def spoiled(self) -> Any:
-        """Examples that lost a token."""
-        return None if self.lost is None else self.lost[..., None, None]
-
-    def allowed(self, view: View) -> Any:
-        """A written slot."""
-        return view.sides.key
-
-    def decide(self, low: View, high: View) -> Verdict:
-        """Any and all of the flags."""
-        return Verdict(high.sides.key, low.sides.key)
 
 
 @jax.tree_util.register_dataclass
@@ -138,8 +103,9 @@ class KVCache(Record):
             depth: H, depth of a key head.
             dtype: What keys and values are stored in.
             value_depth: V, depth of a value head; None is `depth`.
-            rolling: Whether it keeps the latest `length` tokens, for windowed attention, in place
-                of running full. A query at p then sees no key before p - length + 1.
+            rolling: Whether it keeps the latest `length` tokens of each example, for windowed
+                attention, in place of running full. A query at p then sees no key before
+                p - length + 1; a mask whose own window is longer is refused.
 
         Returns:
             A cache with index 0.
@@ -186,13 +152,14 @@ class KVCache(Record):
             key: `[*B, T, K, H]`; stored in the cache's dtype.
             value: `[*B, T, K, V]`.
             valid: bool, broadcastable to `[*B, T]`: which tokens are real. Others take up a column,
-                are seen by nobody and count for no position: a prompt may be padded on the left, on
-                the right or in between. None is all of them.
+                are visible to no query and count for no position: a prompt may be padded on the
+                left, on the right or in between. None is all of them.
 
         Returns:
-            A new cache. A rolling one keeps the latest `length` columns. Under tracing, where it
-            cannot be known whether the tokens fit, tokens that do not fit are not written, and
-            every output under `mask` is NaN from then on.
+            A new cache. A rolling one keeps the latest `length` real tokens of each example, the
+            one at position p in slot `p % length`. Under tracing, where it cannot be known whether
+            the tokens fit, tokens that do not fit are not written, and every output under `mask` is
+            NaN from then on.
 
         Raises:
             TypeError: If an argument is not floating, or `valid` not boolean.
@@ -201,7 +168,8 @@ class KVCache(Record):
         new, lengths = self._columns(key, value, valid)
         T = key.shape[-3]
         if self.rolling:
-            written = {name: self._roll(getattr(self, name), x) for name, x in new.items()}
+            slots = self._ring(new["places"], lengths)
+            written = {name: self._roll(getattr(self, name), x, slots) for name, x in new.items()}
             return dataclasses.replace(self, **written, index=self.index + T, lengths=lengths)
         self._check_fits(T)
         fits = self.index + T <= self.length
@@ -264,18 +232,20 @@ class KVCache(Record):
         slots = jnp.arange(self.length, dtype=jnp.int32)
         ahead = jnp.broadcast_to(slots - self.index, self.places.shape)
         coming = jnp.where(ahead < 0, 0, self.lengths[..., None] + ahead)
+        if self.rolling:  # a token at position p goes to slot p % length
+            coming = jnp.broadcast_to(slots, self.places.shape)
         return jnp.where(self.places < 0, coming, self.places)
 
     def mask(self) -> Mask:
         """Which slots hold a real token; causality and windows are for other masks to say.
 
         Returns:
-            A mask object over the cache's slots. That of a rolling cache hides by position, too,
-            what an earlier query of a chunk should no longer see. Once a token was lost, what is
-            attended under it is NaN.
+            A mask object over the cache's slots. That of a rolling cache is a window of `length`
+            positions, too: joined by `&` to a mask with a longer one it is refused. Once a token
+            was lost, what is attended under it is NaN.
         """
-        written = _Written(self.places >= 0, self.lost)
-        return written if self.reach is None else written & window(self.reach - 1, None)
+        written = Written(self.places >= 0, self.lost)
+        return written if self.reach is None else written & Latest(self.reach - 1, None)
 
     def reorder(self, order: _Order, axis: int = -1) -> "KVCache":
         """The cache of other beams: entry i becomes that of beam `order[i]`, with all that is its.
@@ -378,14 +348,23 @@ class KVCache(Record):
         old = jax.lax.dynamic_slice_in_dim(buffer, at, T, axis)
         return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(fits, new, old), at, axis)
 
-    def _roll(self, buffer: Array, new: Array) -> Array:
-        """`new` at the index, round and round; of more than `length` columns the last ones."""
-        axis = len(self.batch)
-        T = new.shape[axis]
-        kept = min(T, self.length)
-        new = jax.lax.slice_in_dim(new, T - kept, T, axis=axis)
-        first = self.index + (T - kept)
-        if kept == 1:
-            return jax.lax.dynamic_update_slice_in_dim(buffer, new, first % self.length, axis)
-        slots = (first + jnp.arange(kept, dtype=jnp.int32)) % self.length
-        return buffer.at[(slice(None),) * axis + (slots,)].set(new, unique_indices=True)
+    def _ring(self, places: Array, lengths: Array) -> Array:
+        """The slots `[*B, T]` of a rolling cache's new tokens, by position.
+
+        A slot beyond the buffer, where nothing is written, for a token that is not real or that
+        newer ones of the same chunk overwrite.
+        """
+        T = places.shape[-1]
+        kept = (places >= 0) & (places >= lengths[..., None] - self.length)
+        beyond = jnp.broadcast_to(self.length + jnp.arange(T, dtype=jnp.int32), places.shape)
+        return jnp.where(kept, places % self.length, beyond)
+
+    def _roll(self, buffer: Array, new: Array, slots: Array) -> Array:
+        """`new` at the slots of each example."""
+
+        def put(buffer: Array, new: Array, slots: Array) -> Array:
+            return buffer.at[slots].set(new, mode="drop", unique_indices=True)
+
+        for _ in self.batch:
+            put = jax.vmap(put)
+        return put(buffer, new, slots)

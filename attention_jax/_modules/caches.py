@@ -12,6 +12,7 @@ from attention_jax import masks
 from attention_jax._core.axes import Array
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
+from attention_jax.masks.mask import Interval, check_reach
 from attention_jax.masks.patterns import Causal
 from attention_jax.scores import Score
 from attention_jax.scores.modifiers import LogLength
@@ -78,6 +79,16 @@ def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
         given = list(shape[: max(len(shape) - axes, 0)])
         has = "have" if name.endswith("s") else "has"
         raise ValueError(f"{name} {has} batch {given} but the cache {list(batch)}")
+
+
+def check_window(cache: KVCache, mask: Mask | None) -> None:
+    """Checks that a rolling cache holds all that a query sees under a layer's and a call's mask.
+
+    Raises:
+        ValueError: If the mask reaches further back, or has no known reach.
+    """
+    if cache.rolling:
+        check_reach(cache.length, Interval(None, None) if mask is None else mask.interval())
 
 
 def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:

@@ -20,7 +20,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.caches import check_batch, unpadded
+from attention_jax._modules.caches import check_batch, check_window, unpadded
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
@@ -112,6 +112,7 @@ class CachedAttention(AttentionLayer):
         T, S = inputs[0].shape[-2], inputs[1].shape[-2]
         if T != S:
             raise ValueError(f"a cache takes a key for each query: inputs_q has {T}, inputs_k {S}")
+        check_window(cache, combine(self.mask, mask))
         at = cache.next_positions(T, valid)
         query, key, value, score = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)

@@ -117,8 +117,9 @@ class ProjectedAttention(CachedAttention):
             batch: `*B`.
             length: How many tokens it can hold.
             dtype: What keys and values are stored in; None is the layer's, or float32 at least.
-            rolling: Whether it keeps the latest tokens, for a layer whose mask is a window: it must
-                be as long as what a query sees, itself counted.
+            rolling: Whether it keeps the latest tokens, for a mask with a window: `length` must be
+                at least what a query sees, itself counted. `with_cache` refuses a longer window,
+                and a mask without one.
 
         Returns:
             A cache with index 0.

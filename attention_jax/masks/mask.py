@@ -40,6 +40,16 @@ class Verdict(NamedTuple):
     every: Any
 
 
+class Interval(NamedTuple):
+    """Bounds of visible keys: a query at p sees none outside `p - left .. p + right`.
+
+    None is no bound, or none that is known.
+    """
+
+    left: int | None
+    right: int | None
+
+
 class Lengths(NamedTuple):
     """The sizes a mask may need to know, and whether positions are the default ones."""
 
@@ -72,6 +82,18 @@ class Mask(Record):
 
     def spoiled(self) -> Any:
         """Which examples have lost data, bool `[*#B, 1, 1]`: their output is NaN. None is none."""
+        return None
+
+    def conjuncts(self) -> "tuple[Mask, ...]":
+        """The masks of which this one is the conjunction."""
+        return (self,)
+
+    def interval(self) -> Interval:
+        """The positions of visible keys, relative to the query's."""
+        return Interval(None, None)
+
+    def latest(self) -> int | None:
+        """How many of the latest keys a rolling buffer under this mask holds; None is all."""
         return None
 
     def __and__(self, other: object) -> "Mask":
@@ -241,6 +263,14 @@ class And(Pair):
         """Written as it was made."""
         return self._show("&")
 
+    def conjuncts(self) -> tuple[Mask, ...]:
+        """Those of both."""
+        return (*self.first.conjuncts(), *self.second.conjuncts())
+
+    def interval(self) -> Interval:
+        """The intersection."""
+        return intersection(self.first, self.second)
+
     def allowed(self, view: View) -> Any:
         """Both."""
         return self.first.allowed(_child(view, 0)) & self.second.allowed(_child(view, 1))
@@ -259,6 +289,11 @@ class Or(Pair):
     def __repr__(self) -> str:
         """Written as it was made."""
         return self._show("|")
+
+    def interval(self) -> Interval:
+        """The union's hull."""
+        sides = zip(self.first.interval(), self.second.interval(), strict=True)
+        return Interval(*(None if a is None or b is None else max(a, b) for a, b in sides))
 
     def allowed(self, view: View) -> Any:
         """Either."""
@@ -303,4 +338,39 @@ class Not(Mask):
         return Verdict(every ^ True, some ^ True)
 
 
-__all__ = ["And", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View"]
+def intersection(*masks: Mask) -> Interval:
+    """The interval of visible keys under all the masks at once."""
+    sides = zip(Interval(None, None), *(mask.interval() for mask in masks), strict=True)
+    return Interval(*(min((x for x in side if x is not None), default=None) for side in sides))
+
+
+def check_reach(length: int, interval: Interval) -> None:
+    """Checks that a buffer of the latest `length` keys holds all that a query sees.
+
+    Raises:
+        ValueError: If `interval` begins before the buffer, or has no known beginning.
+    """
+    if interval.left is not None and interval.left < length:
+        return
+    if interval.left is None:
+        reach = "the mask does not bound how far back a query sees (its reach is unlimited)"
+        way = f"a mask with window({length - 1}, 0)"
+    else:
+        reach = f"under the mask a query sees {interval.left + 1} tokens, itself counted"
+        way = f"a rolling cache of length {interval.left + 1}"
+    raise ValueError(
+        f"a rolling cache of length {length} holds the latest {length} tokens alone, but {reach}: "
+        f"give {way}, or a cache that is not rolling"
+    )
+
+
+def check_latest(mask: Mask) -> None:
+    """`check_reach` for a mask of a rolling buffer in conjunction with masks that have a bound."""
+    parts = mask.conjuncts()
+    lengths = [length for part in parts if (length := part.latest()) is not None]
+    interval = intersection(*(part for part in parts if part.latest() is None))
+    if lengths and interval.left is not None:
+        check_reach(min(lengths), interval)
+
+
+__all__ = ["And", "Interval", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View"]

@@ -15,7 +15,7 @@ import numpy as np
 from attention_jax._core.checks import check_count
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.mask import Interval, Lengths, Mask, Verdict, View
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +42,10 @@ class Causal(Mask):
     def _reach(self, view: View) -> Any:
         return view.query_positions + (0 if self.align == "start" else view.sides.query)
 
+    def interval(self) -> Interval:
+        """No key after the query, where it goes by positions."""
+        return Interval(None, 0 if self.align == "start" else None)
+
     def allowed(self, view: View) -> Any:
         """`key position <= query position`."""
         return view.key_positions <= self._reach(view)
@@ -64,6 +68,10 @@ class Window(Mask):
     def __repr__(self) -> str:
         """Written as it was made."""
         return f"window({self.left}, {self.right})"
+
+    def interval(self) -> Interval:
+        """The window."""
+        return Interval(self.left, self.right)
 
     def allowed(self, view: View) -> Any:
         """`query position - left <= key position <= query position + right`."""
@@ -129,6 +137,10 @@ class BlockDiagonal(Mask):
     def __repr__(self) -> str:
         """Written as it was made."""
         return f"block_diagonal({self.size})"
+
+    def interval(self) -> Interval:
+        """A run's length."""
+        return Interval(self.size - 1, self.size - 1)
 
     def allowed(self, view: View) -> Any:
         """`query position // size == key position // size`."""

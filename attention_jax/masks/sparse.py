@@ -19,7 +19,7 @@ import numpy as np
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
-from attention_jax.masks.mask import Mask, Verdict, View
+from attention_jax.masks.mask import Interval, Mask, Verdict, View
 from attention_jax.masks.patterns import block_diagonal, causal, window
 from attention_jax.masks.random_blocks import random
 from attention_jax.masks.strides import dilated, strided, summary
@@ -50,6 +50,10 @@ class GlobalTokens(Mask):
         at, starts, stops = self._runs(positions)
         return ((starts <= at) & (at < stops)).any(-1)
 
+    def interval(self) -> Interval:
+        """No bound, unless there are no global tokens."""
+        return Interval(None, None) if self.runs else Interval(0, 0)
+
     def allowed(self, view: View) -> Any:
         """A global query, or a global key."""
         return self._is_global(view.query_positions) | self._is_global(view.key_positions)
@@ -79,6 +83,11 @@ class BlockLocal(Mask):
     def __repr__(self) -> str:
         """Written as it was made."""
         return f"block_local({self.size}, {self.blocks})"
+
+    def interval(self) -> Interval:
+        """From one end of the farthest run to the other."""
+        reach = (self.blocks // 2 + 1) * self.size - 1
+        return Interval(reach, reach)
 
     def allowed(self, view: View) -> Any:
         """`|query position // size - key position // size| <= blocks // 2`."""

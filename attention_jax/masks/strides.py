@@ -20,7 +20,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.record import static
-from attention_jax.masks.mask import Mask, Verdict, View
+from attention_jax.masks.mask import Interval, Mask, Verdict, View
 
 
 def _distances(low: View, high: View) -> tuple[Any, Any]:
@@ -82,6 +82,10 @@ class Dilated(Mask):
     @property
     def _reach(self) -> int:
         return self.size // 2 * self.dilation
+
+    def interval(self) -> Interval:
+        """The window."""
+        return Interval(self._reach, self._reach)
 
     def allowed(self, view: View) -> Any:
         """Near enough, and on the comb."""
@@ -145,6 +149,11 @@ class Axial(Mask):
         """Positions from a cell to its neighbour on the line, and in a whole slab of lines."""
         step = math.prod(self.shape[self.axis + 1 :])
         return step, step * self.shape[self.axis]
+
+    def interval(self) -> Interval:
+        """From one end of a line to the other."""
+        step, slab = self._steps
+        return Interval(slab - step, slab - step)
 
     def allowed(self, view: View) -> Any:
         """The same slab, and the same place across the axis."""

@@ -20,7 +20,7 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.caches import check_batch, unpadded
+from attention_jax._modules.caches import check_batch, check_window, unpadded
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.shield import answered, loud
 from attention_jax.cache import KVCache
@@ -63,8 +63,9 @@ class CachedAttention(AttentionLayer):
             batch: `*B`.
             length: How many tokens it can hold.
             dtype: What keys and values are stored in; None is the layer's, or float32 at least.
-            rolling: Whether it keeps the latest tokens, for a layer whose mask is a window: it must
-                be as long as what a query sees, itself counted.
+            rolling: Whether it keeps the latest tokens, for a mask with a window: `length` must be
+                at least what a query sees, itself counted. `with_cache` refuses a longer window,
+                and a mask without one.
 
         Returns:
             A cache with index 0.
@@ -128,6 +129,7 @@ class CachedAttention(AttentionLayer):
     ) -> tuple[Array, KVCache]:
         """`with_cache`; and the weights, `[*B, N, T, slots]`, sown where they are asked for."""
         T = inputs.shape[-2]
+        check_window(cache, combine(self.mask, mask))
         at = cache.next_positions(T, valid)
         query, key, value = self._project(inputs, inputs, inputs, at, at)
         after = cache.append(key, value, valid)
