@@ -8,6 +8,7 @@ import pytest
 import attention_jax as aj
 
 RNG = np.random.default_rng(0)
+BLOCKWISE_THOROUGH = ["dense", pytest.param("blockwise", marks=pytest.mark.thorough), "flash"]
 
 
 def normal(*shape):
@@ -165,7 +166,7 @@ def test_positions_beyond_32_bits_are_loud():
     assert not np.isnan(out[:, :4]).any()
 
 
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+@pytest.mark.parametrize("implementation", BLOCKWISE_THOROUGH)
 def test_what_a_function_closes_over_has_its_gradient(implementation):
     options = {} if implementation == "dense" else {"block_size": 4}
 
@@ -198,7 +199,7 @@ def test_a_huge_number_behind_a_mask_has_no_gradient(implementation):
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+@pytest.mark.parametrize("implementation", BLOCKWISE_THOROUGH)
 def test_a_huge_finite_key_that_is_hidden_changes_no_bit_whatever_the_score(implementation):
     options = {} if implementation == "dense" else {"block_size": (3, 4)}
     visible = np.arange(KEY.shape[1]) != 2

@@ -14,6 +14,8 @@ EVERYTHING = set(aj.testing.FEATURES) - {"scale"}  # attend has a score in its p
 # For a further block size of the same kernel, larger than the lengths.
 BLOCKS = {"mask", "lengths", "grouped_heads", "value_depth", "gradients", "dropout"}
 
+# Rows that take long for what they add to the others here.
+THOROUGH = {"blockwise, 3", "flash, (4, 5)"}
 ROWS = {
     "dense": ("dense", None, EVERYTHING),
     "blockwise, 3": ("blockwise", 3, EVERYTHING),
@@ -23,7 +25,10 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row[0] in KERNELS])
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(r, marks=[pytest.mark.thorough] if r in THOROUGH else []) for r in ROWS],
+)
 def test_our_implementations(row):
     implementation, block_size, supports = ROWS[row]
     f = partial(aj.attend, implementation=implementation, block_size=block_size)

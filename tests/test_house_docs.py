@@ -27,8 +27,21 @@ def page_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+# Pages whose code takes long; folders and files of docs/.
+THOROUGH = (
+    "docs/api/dist", "docs/api/shard", "docs/choosing", "docs/examples", "docs/patterns",
+    "docs/positions", "docs/subquad", "docs/visualize",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "path", [p for p in PAGES if any(b[0] == "python" for b in blocks(p))], ids=page_name
+    "path",
+    [
+        pytest.param(p, marks=[pytest.mark.thorough] if page_name(p).startswith(THOROUGH) else [])
+        for p in PAGES
+        if any(b[0] == "python" for b in blocks(p))
+    ],
+    ids=page_name,
 )
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -39,8 +39,21 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+THOROUGH = {"diagnostics", "distillation", "linen", "nnx", "sharding", "subquadratic"}
+
+
+def slow_ones_marked(paths: list[Path]) -> list:
+    thorough = [pytest.mark.thorough]
+    return [
+        pytest.param(p, marks=thorough if p.parts[len(ROOT.parts) + 1] in THOROUGH else [])
+        for p in paths
+    ]
+
+
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if examples(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
+    "path",
+    slow_ones_marked([p for p in FILES if examples(p)]),
+    ids=lambda p: p.relative_to(ROOT).as_posix(),
 )
 def test_the_examples_of_a_file(path):
     module = importlib.import_module(module_name(path))

@@ -8,6 +8,8 @@ import pytest
 import attention_jax as aj
 from attention_jax.sharding import attend_split, merge, placement
 
+pytestmark = pytest.mark.devices(8)
+
 causal, window = aj.masks.causal(), aj.masks.window
 
 

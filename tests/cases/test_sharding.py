@@ -11,12 +11,13 @@ from jax.sharding import PartitionSpec as P
 import attention_jax as aj
 from tests.cases.tools import close, normals
 
+pytestmark = pytest.mark.devices(8)
+
 DROP = {"dropout_rate": 0.1, "dropout_key": jax.random.key(4)}
 
 
 @pytest.fixture(scope="module")
 def mesh():
-    assert jax.device_count() == 8
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 

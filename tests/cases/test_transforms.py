@@ -191,6 +191,7 @@ def test_a25_attend_is_traced_once_for_equal_requests(attend, rng):
     assert len(traces) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["lengths", "masks", "additive"])
 def test_a25_the_gradient_of_vmap_where_each_entry_branches_otherwise(blocked, rng, what):
     """Blocks that one entry skips and another visits; hidden features in range or out of it."""

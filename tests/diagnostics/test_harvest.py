@@ -82,6 +82,7 @@ class Scanned(nn.Module):
         return repeated(name="layers")(x, None)[0]
 
 
+@pytest.mark.thorough
 def test_a_scan_that_knows_nothing_of_us_and_heads_in_it():
     model = Scanned()
     variables = jax.jit(model.init)(jax.random.key(0), X)
@@ -105,6 +106,7 @@ def test_a_scan_that_knows_nothing_of_us_and_heads_in_it():
     assert list(worth) == list(found)
 
 
+@pytest.mark.thorough
 def test_conditions_loops_and_a_model_that_wants_statistics():
     def either(x, flag):
         layer = MultiHeadAttention(2, 8, dropout_rate=0.5, rngs=nnx.Rngs(0))

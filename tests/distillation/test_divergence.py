@@ -12,6 +12,8 @@ import attention_jax as aj
 from attention_jax.distillation import attention_divergence, divergence
 from attention_jax.distillation.terms import KINDS
 
+pytestmark = pytest.mark.thorough
+
 B, T, S, M, A = 2, 7, 11, 4, 3
 RNG = np.random.default_rng(0)
 

@@ -13,6 +13,8 @@ from attention_jax.distillation import (
     value_relation,
 )
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(1)
 
 

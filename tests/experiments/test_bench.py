@@ -67,6 +67,7 @@ def run(folder):
     return json.loads((folder / "results.json").read_text()), (folder / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_it_measures_and_reports(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "table", tiny)
     monkeypatch.setattr("experiments.studies.bench._kernels", lambda: ["dense"])
@@ -81,6 +82,7 @@ def test_it_measures_and_reports(tmp_path, monkeypatch):
         assert words in page
 
 
+@pytest.mark.thorough
 def test_of_a_wrong_kernel_nothing_is_timed(tmp_path, monkeypatch):
     right = KERNELS["dense"].run
 

@@ -119,6 +119,7 @@ def test_the_report_is_one_file_for_people(whole):
     assert {s[1:] for s in sources if s.startswith("#")} <= anchors
 
 
+@pytest.mark.thorough
 def test_after_a_kill_it_goes_on_to_the_same_numbers(whole, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "experiments", *TINY, "--scores", "none", "additive"]

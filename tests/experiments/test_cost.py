@@ -65,6 +65,7 @@ def test_temporaries_are_known_without_running():
     assert made.compile_seconds > 0
 
 
+@pytest.mark.thorough
 def test_the_study_measures_and_reports(tmp_path):
     folder = tmp_path / "run"
     arguments = "--preset quick --lengths 32 8 --memory-lengths 128 --rounds 1 --depth 8 --hidden 4"

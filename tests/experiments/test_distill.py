@@ -38,6 +38,7 @@ def test_a_batch_is_retold_in_the_teachers_words():
     assert not distilling.retold(made(), {3: [], 1: [6]}).target_mask[0].any()
 
 
+@pytest.mark.thorough
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     sizes = {"layers": 1, "heads": 2, "features": 8, "mlp_features": 8}
     vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
@@ -77,6 +78,7 @@ def test_a_layer_learns_from_the_last_of_its_share_of_the_teachers_layers():
         loss._apart({paths[0]: look[:2]}, paths[0], look, np.ones((1, 3), bool))
 
 
+@pytest.mark.thorough
 def test_the_study_teaches_and_reports(tmp_path):
     folder = tmp_path / "run"
     ways = ["none", "logits and maps", "sequences"]

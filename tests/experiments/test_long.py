@@ -128,6 +128,7 @@ SMALL = (
 )
 
 
+@pytest.mark.thorough
 def test_the_study_measures_trains_and_reports(tmp_path, monkeypatch):
     wrong = {**families.MAKERS, "low-rank": lambda length, reach, depth: lambda q, k, v, e, f: v}
     monkeypatch.setattr(families, "MAKERS", wrong)

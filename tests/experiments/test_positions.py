@@ -55,6 +55,7 @@ def test_stretched_schemes_are_the_plain_ones_at_the_trained_length():
         assert repr(at[16]["positions"]) != repr(plain["positions"])
 
 
+@pytest.mark.thorough
 def test_the_study_trains_tests_and_reports(tmp_path):
     folder = tmp_path / "run"
     small = "--preset quick --length 4 --ratios 2 --steps 3 --batch-size 4"

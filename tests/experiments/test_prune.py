@@ -36,6 +36,7 @@ def test_the_command_line_knows_every_part():
     assert prune.PARTS == heads.PARTS
 
 
+@pytest.mark.thorough
 def test_the_study_trains_prunes_and_reports(tmp_path):
     folder = tmp_path / "run"
     small = (

@@ -12,7 +12,7 @@ from experiments.__main__ import main
 from experiments.data import BOS, EOS, PAD
 from experiments.model import Size, build, translate
 
-pytestmark = pytest.mark.usefixtures("as_users_run")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("as_users_run")]
 
 SIZE = Size(layers=2, heads=1, features=8, mlp_features=16)
 RNG = np.random.default_rng(0)

@@ -58,6 +58,7 @@ def test_a_problem_asks_for_what_it_told():
         assert [told[key] for key in asked.tolist()] == answers.tolist()
 
 
+@pytest.mark.thorough
 def test_the_study_trains_and_reports(tmp_path):
     folder = tmp_path / "run"
     arguments = "--preset quick --depths 4 16 --train-depths 8 --steps 30 --pairs 4 --queries 2"
@@ -79,6 +80,7 @@ def test_the_study_trains_and_reports(tmp_path):
         assert words in page
 
 
+@pytest.mark.thorough
 def test_ctrl_c_is_a_pause(tmp_path):
     small = ["--preset", "quick", "--train-depths", "8", "--steps", "3000", "--pairs", "4"]
     folder = tmp_path / "run"

@@ -41,6 +41,7 @@ def test_a_norm_and_a_cap_bound_the_logits(form, most):
     assert found[form]["max_logit"] <= most + 1e-5
 
 
+@pytest.mark.thorough
 def test_the_study_sweeps_and_reports(tmp_path):
     folder = tmp_path / "run"
     small = "--preset quick --steps 30 --pairs 4 --queries 2 --depth 8 --learning-rates 0.01 3"

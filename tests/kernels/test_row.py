@@ -13,6 +13,8 @@ from attention_jax.attend import make_request
 from attention_jax.cache import KVCache
 from attention_jax.kernels import dense, row
 
+pytestmark = pytest.mark.thorough
+
 B, S, N, K, H, V = 2, 7, 6, 3, 5, 4
 RNG = np.random.default_rng(0)
 

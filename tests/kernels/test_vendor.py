@@ -12,6 +12,8 @@ from attention_jax.attend import make_request
 from attention_jax.kernels import cudnn, splash
 from attention_jax.testing import reference_attention
 
+pytestmark = pytest.mark.thorough
+
 masks, scores = aj.masks, aj.scores
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention_jax as aj
 from attention_jax.kernels.visits import in_columns, in_parts
@@ -60,6 +61,7 @@ def test_kinds_known_only_at_run_time_in_many_blocks():
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_second_derivatives_inside_a_loop_where_jax_forgets_the_rule():
     ids = jnp.array([[0] * 20 + [1] * 30])
     query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 50, 1, 4))

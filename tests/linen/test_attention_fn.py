@@ -14,6 +14,8 @@ import attention_jax as aj
 from attention_jax import linen as our_linen
 from attention_jax import nnx as our_nnx
 
+pytestmark = pytest.mark.thorough
+
 B, T, D, N = 2, 5, 8, 2
 X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
 CAUSAL = nn.make_causal_mask(X[..., 0])

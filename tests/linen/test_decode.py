@@ -17,6 +17,8 @@ from attention_jax.linen import (
 )
 from tests.linen.tools import apply, init
 
+pytestmark = pytest.mark.thorough
+
 B, T, ROOM, D = 2, 6, 9, 8
 X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
 CAUSAL = aj.masks.causal()

@@ -12,6 +12,8 @@ from attention_jax import linen
 from attention_jax import nnx as modules
 from tests.linen.tools import apply
 
+pytestmark = pytest.mark.thorough
+
 B, T, S, D = 2, 5, 7, 8
 RNG = np.random.default_rng(0)
 X, STATES = (jnp.asarray(RNG.normal(size=(B, n, D)), jnp.float32) for n in (T, S))

@@ -14,6 +14,8 @@ from attention_jax import nnx as modules
 from attention_jax.linen import decode
 from tests.linen.tools import apply
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, 9, size=(2, 7)))
 REAL = jnp.asarray([[True] * 7, [False, False] + [True] * 5])
 SOURCE = jnp.array([[3, 4, 5, 6], [3, 4, 0, 0]])

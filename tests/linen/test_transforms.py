@@ -15,6 +15,8 @@ from attention_jax.linen import (
 )
 from tests.linen.tools import apply, init
 
+pytestmark = pytest.mark.thorough
+
 B, T, D = 2, 5, 8
 X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
 MEMORY = jnp.asarray(np.random.default_rng(1).normal(size=(B, 3, D)), jnp.float32)

@@ -19,6 +19,8 @@ from attention_jax.nnx import (
     sample_decode,
 )
 
+pytestmark = pytest.mark.thorough
+
 BOS, EOS = 1, 2
 SOURCE = jnp.array([[3, 4, 5, 6], [3, 4, 0, 0], [7, 8, 9, 0]])
 

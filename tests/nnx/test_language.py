@@ -11,6 +11,8 @@ from flax.training.dynamic_scale import DynamicScale
 import attention_jax as aj
 from attention_jax.nnx import Transformer, TransformerEncoder, TransformerLM, greedy_decode
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, 9, size=(2, 7)))
 STACKS = {
     "plain": {},

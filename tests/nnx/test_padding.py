@@ -10,6 +10,8 @@ import attention_jax as aj
 from attention_jax._modules.arguments import real_places
 from attention_jax.nnx import MultiHeadAttention, Transformer, TransformerEncoderLayer
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = jnp.array([[3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 0, 0, 0, 0]])
 TARGET = jnp.array([[1, 5, 4, 3, 2], [1, 6, 7, 8, 2]])
 

@@ -18,6 +18,8 @@ from attention_jax.nnx import (
     prune_heads,
 )
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 16)).astype(np.float32)
 

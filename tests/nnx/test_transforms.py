@@ -15,6 +15,8 @@ from attention_jax.nnx import (
     TransformerEncoderLayer,
 )
 
+pytestmark = pytest.mark.thorough
+
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
 MEMORY = jnp.asarray(np.random.default_rng(1).normal(size=(2, 7, 8)), jnp.float32)
 RATES = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
@@ -121,6 +123,7 @@ def test_scan_over_layers():
     np.testing.assert_allclose(nnx.jit(run)(X, stack), x, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("deterministic", [True, False], ids=["eval", "train"])
 def test_a_sharded_batch_gives_the_same_numbers(deterministic):
     """Case A26: dropout too is the same for the same key, wherever a row is computed."""

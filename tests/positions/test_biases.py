@@ -10,6 +10,8 @@ from attention_jax.positions import alibi, alibi_slopes, relative_bias, shaw, tr
 from attention_jax.positions.relative import bucket_starts
 from attention_jax.testing import reference_attention, reference_gradients
 
+pytestmark = pytest.mark.thorough
+
 N, K, H, V = 4, 2, 6, 3
 T, S = 9, 13
 PATHS = {

@@ -30,6 +30,7 @@ def truth(x, y, v, activation):
     return out, d.sum(1), d.sum(0), value(z).sum((0, 1))
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 2**16),
     centre=st.sampled_from([0.0, 3.0, -50.0, 1e3, -1e4]),

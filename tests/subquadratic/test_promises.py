@@ -240,6 +240,7 @@ def test_transformations_agree():
     assert aj.subquadratic is sq
 
 
+@pytest.mark.devices(2)
 def test_a_device_may_hold_a_part_of_the_batch():
     run = partial(sq.routed_attention, block_size=3, num_blocks=2)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -4,12 +4,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 import attention_jax as aj
 from attention_jax.testing import strategies
 
 
+@pytest.mark.thorough
 @given(problem=strategies.problems(scores=strategies.SCORES, dtype=strategies.dtypes()))
 def test_a_drawn_problem_has_a_reference(problem):
     ref = problem.reference()
