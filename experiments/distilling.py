@@ -27,8 +27,9 @@ from attention_jax.diagnostics import AttentionInputs, attention_inputs
 from attention_jax.distillation import attention_divergence, logit_distillation
 from experiments import model
 from experiments.compiling import Executables, compiler_options
-from experiments.corpus import Corpus
-from experiments.data import BOS, PAD, Batch, eval_batches
+from experiments.data.batches import Batch, eval_batches
+from experiments.data.text_batches import TextBatches
+from experiments.data.tokens import BOS, PAD
 from experiments.translator import Loss, translations
 
 WAYS = ("none", "logits", "logits and maps", "sequences")
@@ -107,7 +108,7 @@ class Distillation:
 
 def lesson(
     way: str,
-    data: Corpus,
+    data: TextBatches,
     *,
     teacher: model.Model | None,
     said: Mapping[int, Sequence[int]],
@@ -123,22 +124,22 @@ def lesson(
         loss: the loss of the ways with logits.
     """
     if way == "none":
-        return model.loss, lambda step: model.arrays(data.train[step])
+        return model.loss, lambda step: data.train[step].arrays
     if way == "sequences":
-        return model.loss, lambda step: model.arrays(retold(data.train[step], said))
+        return model.loss, lambda step: retold(data.train[step], said).arrays
     assert teacher is not None
 
     wanted = ("logits", "maps") if way == "logits and maps" else ("logits",)
 
     def with_teacher(step: int) -> dict[str, Any]:
-        batch = model.arrays(data.train[step])
+        batch = data.train[step].arrays
         its = shown(teacher, batch)
         return {**batch, "teacher": {name: its[name] for name in wanted}}
 
     return loss, with_teacher
 
 
-def all_translations(teacher: model.Model, data: Corpus) -> dict[int, list[int]]:
+def all_translations(teacher: model.Model, data: TextBatches) -> dict[int, list[int]]:
     """Return the teacher's translations of all training sentences."""
     learn, shapes = data.train.data, data.train.shapes
     return translations(teacher, eval_batches(learn, batch_size=_AT_ONCE, shapes=shapes))

@@ -12,8 +12,8 @@ from attention_jax.diagnostics import head_importance
 from attention_jax.nnx import prune_heads
 from experiments import model
 from experiments.compiling import compiler_options
-from experiments.corpus import Corpus
-from experiments.data import PAD
+from experiments.data.text_batches import TextBatches
+from experiments.data.tokens import PAD
 from experiments.translator import joined, quality
 
 Head = tuple[str, int]  # path of the attention, index
@@ -21,7 +21,7 @@ PARTS = ("self", "cross")
 _LOOKED_AT = 2  # batches of held-out sentences that importance is measured on
 
 
-def importance(trained: model.Model, data: Corpus) -> dict[str, list[float]]:
+def importance(trained: model.Model, data: TextBatches) -> dict[str, list[float]]:
     """Return the importance of each head by gradient, an attention's values of length 1."""
     batch = joined(data.valid[:_LOOKED_AT])
     found = head_importance(
@@ -89,7 +89,7 @@ def _at(trained: Any, path: str) -> Any:
 
 def curves(
     trained: model.Model,
-    data: Corpus,
+    data: TextBatches,
     worth: Mapping[str, Sequence[float]],
     *,
     points: int,
@@ -109,7 +109,7 @@ def curves(
 
 
 def pruned(
-    trained: model.Model, data: Corpus, worth: Mapping[str, Sequence[float]], part: str
+    trained: model.Model, data: TextBatches, worth: Mapping[str, Sequence[float]], part: str
 ) -> dict[str, Any]:
     """Prune half of what may go of a part, for good: what is saved, and whether outputs agree."""
     _, _, heads = next(orders(worth, part, draws=0, seed=data.seed))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from attention_jax.nnx import Transformer, greedy_decode
 from experiments.compiling import Executables, compiler_options
-from experiments.data import BOS, EOS, PAD, Batch
+from experiments.data.tokens import BOS, EOS, PAD
 from experiments.recurrent import Recurrent, greedy
 
 # A name of `attention_jax.nnx`'s scores, or "none".
@@ -100,11 +100,6 @@ def build(
         rngs=nnx.Rngs(seed),
         **looks,
     )
-
-
-def arrays(batch: Batch) -> Arrays:
-    """Return what the functions here need of a batch."""
-    return {"source": batch.source, "target_in": batch.target_in, "target_out": batch.target_out}
 
 
 def loss(model: Model, batch: Arrays, key: Array) -> Float[Array, ""]:

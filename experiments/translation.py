@@ -10,8 +10,8 @@ import numpy as np
 
 from experiments import metrics, model
 from experiments.compiling import Executables
-from experiments.corpus import Corpus
-from experiments.data import Batch
+from experiments.data.batches import Batch
+from experiments.data.text_batches import TextBatches
 from experiments.progress import Progress
 from experiments.train import History, Recipe, train
 
@@ -24,7 +24,7 @@ _OBSERVATIONS = 12
 def train_and_score(
     options: "Compare",
     mechanism: str,
-    corpus: Corpus,
+    corpus: TextBatches,
     checkpoints: Path,
     progress: Progress,
     executables: Executables,
@@ -55,7 +55,7 @@ def train_and_score(
     trained, history = train(
         fresh,
         model.loss,
-        lambda step: model.arrays(corpus.train[step]),
+        lambda step: corpus.train[step].arrays,
         Recipe(
             steps=options.steps,
             learning_rate=options.learning_rate,
@@ -69,7 +69,7 @@ def train_and_score(
         progress=progress,
         name=f"{mechanism}, seed {corpus.seed}",
         executables=executables,
-        ahead=corpus.ahead(),
+        ahead=corpus.one_a_shape(),
         besides=_preparations(fresh, corpus),
     )
     middle = time.monotonic()
@@ -84,10 +84,10 @@ def train_and_score(
     }
 
 
-def _preparations(fresh: model.Model, corpus: Corpus) -> list[Callable[[], None]]:
+def _preparations(fresh: model.Model, corpus: TextBatches) -> list[Callable[[], None]]:
     """Return what there is to compile for looking at the model and for translating with it."""
     one = {batch.shape: batch for batch in corpus.test}
-    batches = [*corpus.valid[:1], *(model.arrays(b) for b in one.values())]
+    batches = [*corpus.valid[:1], *(batch.arrays for batch in one.values())]
     looks = [lambda b=b: model.prepare_look(fresh, b) for b in batches]
     return looks + [
         lambda b=b: model.prepare_translate(fresh, b.source, longest=_longest(b))
@@ -134,7 +134,7 @@ def _told(history: History) -> dict[str, Any]:
     }
 
 
-def _score(trained: model.Model, corpus: Corpus, *, attends: bool) -> dict[str, Any]:
+def _score(trained: model.Model, corpus: TextBatches, *, attends: bool) -> dict[str, Any]:
     """Translate the test split and return all scores, by length too, with examples."""
     data = corpus.dataset
     said = [""] * len(data.test)
@@ -143,7 +143,7 @@ def _score(trained: model.Model, corpus: Corpus, *, attends: bool) -> dict[str, 
     pictures = {}
     for batch in corpus.test:
         ids = model.translate(trained, batch.source, longest=_longest(batch))
-        maps = np.asarray(model.look(trained, model.arrays(batch)).weights) if attends else None
+        maps = np.asarray(model.look(trained, batch.arrays).weights) if attends else None
         for row, index in enumerate(batch.index):
             if index < 0:
                 continue
@@ -181,14 +181,14 @@ def _score(trained: model.Model, corpus: Corpus, *, attends: bool) -> dict[str, 
 
 
 def _scores(
-    corpus: Corpus, said: list[str], looked: list[Any], members: list[int]
+    corpus: TextBatches, said: list[str], looked: list[Any], members: list[int]
 ) -> dict[str, Any]:
     """Return BLEU, chrF and alignment error of some of the test sentences."""
     pairs = [corpus.dataset.test[i] for i in members]
     hypotheses, references = [said[i] for i in members], [pair.target for pair in pairs]
     error = None
     if corpus.dataset.aligned and all(looked[i] is not None for i in members):
-        error = metrics.alignment_error([looked[i] for i in members], pairs)
+        error = metrics.alignment_error([metrics.link_targets(looked[i]) for i in members], pairs)
     return {
         "sentences": len(members),
         "bleu": metrics.bleu(hypotheses, references, tokenize=corpus.dataset.bleu_tokenize),
@@ -198,7 +198,7 @@ def _scores(
 
 
 def _picture(
-    corpus: Corpus, index: int, batch: Batch, row: int, weights: np.ndarray
+    corpus: TextBatches, index: int, batch: Batch, row: int, weights: np.ndarray
 ) -> dict[str, Any]:
     """Return what is needed to draw the attention over one sentence, its end included."""
     t, s = int(batch.target_mask[row].sum()), int(batch.source_mask[row].sum())

@@ -8,9 +8,9 @@ import numpy as np
 
 from experiments import metrics, model
 from experiments.compiling import Executables
-from experiments.corpus import Corpus
+from experiments.data.text import TextSpec
+from experiments.data.text_batches import TextBatches
 from experiments.progress import Progress
-from experiments.studies.compare import Compare
 from experiments.train import History, Recipe, train
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -19,7 +19,7 @@ _OBSERVATIONS = 10
 
 def corpus(
     seed: int, *, batch_size: int, train_size: int, test_size: int, cover: float = 0.5
-) -> Corpus:
+) -> TextBatches:
     """Return English–German sentences of the grammar, all of one shape: the shorter ones.
 
     Args:
@@ -29,18 +29,13 @@ def corpus(
         test_size: test sentences to make.
         cover: the share of them that is kept at least.
     """
-    options = Compare(
-        preset="quick",
-        batch_size=batch_size,
-        train_size=train_size,
-        test_size=test_size,
-        cover=cover,
-    ).resolved()
-    assert isinstance(options, Compare)
-    return Corpus.load(options, seed)
+    spec = TextSpec(
+        train_size=train_size, test_size=test_size, keep_shortest=cover, batch_size=batch_size
+    )
+    return TextBatches.load(spec, seed)
 
 
-def fresh(data: Corpus, size: model.Size) -> model.Model:
+def fresh(data: TextBatches, size: model.Size) -> model.Model:
     """Return an untrained Transformer with scaled dot products."""
     vocabularies = data.source.size, data.target.size
     return model.build("scaled_dot", size, *vocabularies, seed=data.seed, vary="cross")
@@ -48,7 +43,7 @@ def fresh(data: Corpus, size: model.Size) -> model.Model:
 
 def teach(
     untrained: model.Model,
-    data: Corpus,
+    data: TextBatches,
     *,
     steps: int,
     learning_rate: float,
@@ -62,7 +57,7 @@ def teach(
     """Train a model and look at it some ten times; see `experiments.train.train`."""
 
     def plain(step: int) -> model.Arrays:
-        return model.arrays(data.train[step])
+        return data.train[step].arrays
 
     batch_at = batch_at or plain
     sources = data.test[0].source
@@ -91,7 +86,7 @@ def teach(
     )  # fmt: skip
 
 
-def _longest(data: Corpus) -> int:
+def _longest(data: TextBatches) -> int:
     return data.test[0].shape[1]
 
 
@@ -116,7 +111,7 @@ def translations(trained: model.Model, batches: Sequence[Any]) -> dict[int, list
     return said
 
 
-def quality(trained: model.Model, data: Corpus) -> dict[str, float]:
+def quality(trained: model.Model, data: TextBatches) -> dict[str, float]:
     """Return held-out loss a token, and BLEU of the test sentences."""
     said = translations(trained, data.test)
     pairs = data.dataset.test

@@ -8,14 +8,16 @@ computed without the steps before it: a resumed run sees the batches of an unint
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from .dataset import DataError, Pair
-from .tokens import BOS, EOS, PAD, Tokenizer
+from experiments.data.grammar import Pair
+from experiments.data.tokens import BOS, EOS, PAD, Tokenizer
+from experiments.errors import UsageError
 
 Shape = tuple[int, int]
+Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Batch:
     Attributes:
         source: [B, S] ids, ``EOS`` behind the text, then padding.
         target_in: [B, T] what the decoder reads: ``BOS`` and the text.
-        target_out: [B, T] what it should say: the text and ``EOS``, each after reading
-            ``target_in`` up to the same place.
+        target_out: [B, T] what it should predict: the text and ``EOS``, each from ``target_in`` up
+            to the same position.
         source_mask: [B, S], True where there is a token (``EOS`` included).
         target_mask: [B, T], True where ``target_out`` counts.
-        index: [B] the pair's place in its split, -1 for an empty row that fills the batch up.
+        index: [B] the pair's number in its split, -1 for an empty row that fills the batch up.
     """
 
     source: np.ndarray
@@ -69,6 +71,11 @@ class Batch:
         """(S, T)."""
         return self.source.shape[1], self.target_in.shape[1]
 
+    @property
+    def arrays(self) -> Arrays:
+        """What a model and its loss take of the batch."""
+        return {"source": self.source, "target_in": self.target_in, "target_out": self.target_out}
+
 
 def encode(
     pairs: Sequence[Pair],
@@ -78,7 +85,7 @@ def encode(
     max_length: int | None = None,
     truncate: bool = False,
 ) -> Encoded:
-    """Encodes pairs, leaving out those with more than ``max_length`` tokens on a side.
+    """Encode pairs, leaving out those with more than ``max_length`` tokens on a side.
 
     ``EOS`` counts. With ``truncate`` they are cut instead, so that a test split keeps its size.
     """
@@ -88,14 +95,14 @@ def encode(
         if max_length is not None and max(map(len, ids)) > max_length:
             if not truncate:
                 continue
-            ids = tuple(
-                [*side[: max_length - 1], EOS] if len(side) > max_length else side for side in ids
-            )
-        sources.append(np.array(ids[0], np.int32))
-        targets.append(np.array(ids[1], np.int32))
+            ids = [
+                side if len(side) <= max_length else [*side[: max_length - 1], EOS] for side in ids
+            ]
+        for side, kept in zip(ids, (sources, targets), strict=True):
+            kept.append(np.array(side, np.int32))
         index.append(number)
     if not sources:
-        raise DataError(
+        raise UsageError(
             f"all {len(pairs)} pairs are longer than {max_length} tokens; allow longer ones"
         )
     return Encoded(tuple(sources), tuple(targets), tuple(index), len(pairs) - len(sources))
@@ -213,19 +220,6 @@ class TrainBatches:
         epoch, place = divmod(step, self.per_epoch)
         shape, rows = self._epoch(epoch)[place]
         return _pack(self.data, rows.tolist(), shape, self.batch_size)
-
-    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
-        """Batches from ``start_step`` on, without end: exactly those of a run that began at 0."""
-        return (self[step] for step in itertools.count(start_step))
-
-
-def batches(
-    data: Encoded, *, batch_size: int, seed: int, start_step: int = 0, max_shapes: int = 3
-) -> Iterator[Batch]:
-    """Endless training batches from ``start_step`` on; see :class:`TrainBatches`."""
-    return TrainBatches(data, batch_size=batch_size, seed=seed, max_shapes=max_shapes).iterate(
-        start_step
-    )
 
 
 def eval_batches(

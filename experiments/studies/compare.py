@@ -5,11 +5,14 @@ import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.errors import UsageError
 from experiments.options import StudyOptions, check_choice, check_positive, flag
 from experiments.runs import RunFolder
+
+if TYPE_CHECKING:
+    from experiments.data.text import TextSpec
 
 # As experiments.model.MECHANISMS, which would load JAX.
 SCORES = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
@@ -34,8 +37,8 @@ class Compare(StudyOptions):
     """
 
     data: str = "grammar"
-    """grammar (made on the spot), dates (en to zh), a .tsv or .tsv.gz, two plain files
-    SOURCE,TARGET, or hf:NAME[:CONFIG][@REVISION]."""
+    """grammar (made on the spot), a .tsv or .tsv.gz, two plain files SOURCE,TARGET, or
+    hf:NAME[:CONFIG][@REVISION]."""
     languages: str | None = None
     """SOURCE-TARGET codes, as in en-de, where the data does not tell."""
     scores: tuple[str, ...] = ("none", "dot", "scaled_dot", "additive")
@@ -135,15 +138,26 @@ class Compare(StudyOptions):
                 f"--features {self.features} must be an even multiple of --heads {self.heads}"
             )
 
+    def text(self) -> "TextSpec":
+        """Return which text to translate."""
+        from experiments.data.text import TextSpec
+
+        return TextSpec(
+            self.data, self.languages, self.train_size, test_size=self.test_size,
+            pieces=self.pieces, max_length=self.max_length, keep_shortest=self.cover or 1.0,
+            test_longer=bool(self.beyond), batch_size=self.batch_size, shapes=self.shapes,
+        )  # fmt: skip
+
     def run(self) -> Path:
         """Load the data, train and score every model, write the report."""
         from experiments.compiling import Executables
+        from experiments.data.text_batches import TextBatches
         from experiments.progress import Progress
         from experiments.reports.compare import build
-        from experiments.translation import Corpus, train_and_score
+        from experiments.translation import train_and_score
 
         # The data comes first: if it cannot be used, no folder is made.
-        corpora = {0: Corpus.load(self, 0)}
+        corpora = {0: TextBatches.load(self.text(), 0)}
         cells: list[dict[str, Any]] = []
         executables = Executables()
         total = self.seeds * len(self.scores) * self.steps
@@ -156,7 +170,7 @@ class Compare(StudyOptions):
                 if folder.has(name):
                     progress.skip(self.steps)
                 elif seed not in corpora:
-                    corpora = {seed: Corpus.load(self, seed)}
+                    corpora = {seed: TextBatches.load(self.text(), seed)}
                 work = functools.partial(
                     train_and_score,
                     self,

@@ -13,7 +13,7 @@ import pytest
 from experiments.__main__ import main
 
 ROOT = Path(__file__).parents[2]
-REAL = ROOT.parent / "shared" / "data" / "help.en-de.tsv.gz"
+REAL = Path(__file__).parent / "data" / "help.en-de.tsv"
 TINY = ["--preset", "quick", "--steps", "12", "--train-size", "60", "--test-size", "14"]
 TINY += ["--batch-size", "8", "--features", "16", "--heads", "2", "--checkpoint-every", "1"]
 
@@ -160,10 +160,9 @@ def test_a_finished_run_can_be_taken_up_for_its_report(whole):
     assert results(whole)["models"] == before["models"]
 
 
-@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here: no real sentences to train on")
 def test_it_trains_on_real_sentences(tmp_path):
     folder = tmp_path / "run"
-    arguments = [*TINY, "--data", str(REAL), "--pieces", "300", "--scores", "scaled_dot"]
+    arguments = [*TINY, "--data", str(REAL), "--pieces", "120", "--scores", "scaled_dot"]
     assert main([*arguments, "--train-size", "300", "--test-size", "40", "--out", str(folder)]) == 0
     document = results(folder)
     assert document["data"]["unit"] == "subword"

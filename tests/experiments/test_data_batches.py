@@ -1,35 +1,23 @@
 """Batches: fixed shapes, every pair, and the same sequence after a resumption."""
 
-import itertools
-
 import numpy as np
 import pytest
 
-from experiments.data import (
-    BOS,
-    EOS,
-    PAD,
-    DataError,
-    Pair,
-    TrainBatches,
-    batches,
-    choose_shapes,
-    encode,
-    eval_batches,
-    load,
-    train_tokenizers,
-)
-from experiments.data.tokens import SymbolTokenizer
+from experiments.data.batches import TrainBatches, choose_shapes, encode, eval_batches
+from experiments.data.grammar import Pair
+from experiments.data.text import TextSpec, load
+from experiments.data.tokens import BOS, EOS, PAD, WordTokenizer, train_tokenizers
+from experiments.errors import UsageError
 
 
 @pytest.fixture(scope="module")
 def data():
-    return load("grammar", seed=0, train_size=301, test_size=70)
+    return load(TextSpec(train_size=301, test_size=70))
 
 
 @pytest.fixture(scope="module")
 def tokenizers(data):
-    return train_tokenizers(data)
+    return train_tokenizers(data, size=0)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +32,8 @@ def same(left, right):
 
 
 def test_a_batch_by_hand():
-    letters = SymbolTokenizer(("a", "b", "c"), "")
-    pairs = [Pair("ab", "c"), Pair("a", "cba")]
+    letters = WordTokenizer(("a", "b", "c"))
+    pairs = [Pair("a b", "c"), Pair("a", "c b a")]
     (batch,) = eval_batches(encode(pairs, letters, letters), batch_size=3, shapes=[(4, 5)])
     assert batch.source.tolist() == [[4, 5, EOS, PAD], [4, EOS, PAD, PAD], [PAD] * 4]
     assert batch.target_in.tolist() == [[BOS, 6, 0, 0, 0], [BOS, 6, 5, 4, 0], [PAD] * 5]
@@ -81,10 +69,11 @@ def test_rows_are_the_pairs_they_name(data, tokenizers, encoded):
 
 @pytest.mark.parametrize("start", [1, 18, 19, 40])
 def test_resumption_goes_on_with_the_same_batches(encoded, start):
-    whole = list(itertools.islice(batches(encoded, batch_size=16, seed=5), 60))
-    rest = batches(encoded, batch_size=16, seed=5, start_step=start)
-    for expected, found in zip(whole[start:], rest, strict=False):
-        assert same(expected, found)
+    whole = TrainBatches(encoded, batch_size=16, seed=5)
+    expected = [whole[step] for step in range(60)]
+    resumed = TrainBatches(encoded, batch_size=16, seed=5)
+    for step in range(start, 60):
+        assert same(expected[step], resumed[step])
 
 
 def test_order_depends_on_seed_and_epoch(encoded):
@@ -107,7 +96,7 @@ def test_evaluation_sees_every_pair_once(data, tokenizers):
 
 
 def test_fewer_pairs_than_a_batch():
-    letters = SymbolTokenizer(("a",), "")
+    letters = WordTokenizer(("a",))
     train = TrainBatches(encode([Pair("a", "a")], letters, letters), batch_size=5, seed=0)
     assert train.per_epoch == 1
     assert train[3].index.tolist() == [0] * 5
@@ -127,14 +116,14 @@ def test_shapes_waste_the_least_padding():
 
 
 def test_too_long_pairs_are_left_out_or_cut():
-    letters = SymbolTokenizer(("a",), "")
-    pairs = [Pair("aaaa", "a"), Pair("a", "a")]
+    letters = WordTokenizer(("a",))
+    pairs = [Pair("a a a a", "a"), Pair("a", "a")]
     kept = encode(pairs, letters, letters, max_length=3)
     assert (kept.left_out, kept.index) == (1, (1,))
     cut = encode(pairs, letters, letters, max_length=3, truncate=True)
     assert (cut.left_out, cut.index) == (0, (0, 1))
     assert cut.source[0].tolist() == [4, 4, EOS]
-    with pytest.raises(DataError, match="all 2 pairs are longer than 1 token"):
+    with pytest.raises(UsageError, match="all 2 pairs are longer than 1 token"):
         encode(pairs, letters, letters, max_length=1)
 
 

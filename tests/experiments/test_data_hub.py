@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from experiments.data import DataError, load
-from experiments.data.hub import parse
+from experiments.data.text import TextSpec, load
+from experiments.errors import UsageError
 
 
 class Rows(list):
@@ -45,11 +45,15 @@ def hub(monkeypatch):
     return install
 
 
+def loaded(spec, **options):
+    return load(TextSpec(spec, **{"valid_size": None, **options}))
+
+
 def error(spec, **options):
-    with pytest.raises(DataError) as caught:
-        load(spec, **options)
+    with pytest.raises(UsageError) as caught:
+        loaded(spec, **options)
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return str(caught.value).removeprefix(f"--data {spec}: ")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +65,10 @@ def error(spec, **options):
         ("hf:IWSLT/iwslt2017:iwslt2017-de-en@v1", ("IWSLT/iwslt2017", "iwslt2017-de-en", "v1")),
     ],
 )
-def test_specs(spec, expected):
-    assert parse(spec) == expected
+def test_specs(hub, spec, expected):
+    calls = hub({"train": COLUMNS})
+    loaded(spec)
+    assert calls == [(expected[:2], {"revision": expected[2]})]
 
 
 @pytest.mark.parametrize("spec", ["hf:", "hf::de-en", "hf:a/b:", "hf:a/b@"])
@@ -72,7 +78,7 @@ def test_bad_specs(spec):
 
 def test_columns_named_by_language(hub):
     calls = hub({"train": COLUMNS, "validation": Rows(COLUMNS[:3]), "test": Rows(COLUMNS[3:5])})
-    data = load("hf:bentrevett/multi30k@main", train_size=20)
+    data = loaded("hf:bentrevett/multi30k@main", train_size=20)
     assert calls == [(("bentrevett/multi30k", None), {"revision": "main"})]
     assert (len(data.train), len(data.valid), len(data.test)) == (20, 3, 2)
     assert (data.test[0].source, data.test[0].target) == ("wordad e", "wordad d")
@@ -82,7 +88,7 @@ def test_columns_named_by_language(hub):
 
 def test_a_translation_column_without_held_out_splits(hub):
     calls = hub({"train": NESTED})
-    data = load("hf:wmt/wmt14:de-en", languages="de-en")
+    data = loaded("hf:wmt/wmt14:de-en", languages="de-en")
     assert calls == [(("wmt/wmt14", "de-en"), {"revision": None})]
     assert (len(data.train), len(data.valid), len(data.test)) == (90, 5, 5)
     assert data.train[0].source.endswith(" d")
@@ -92,30 +98,32 @@ def test_a_translation_column_without_held_out_splits(hub):
 def test_rows_without_text_are_left_out(hub):
     rows = Rows([*COLUMNS, {"en": None, "de": "x"}, {"en": " ", "de": "x"}])
     hub({"train": rows})
-    data = load("hf:x/y")
+    data = loaded("hf:x/y")
     assert sum(len(s) for s in (data.train, data.valid, data.test)) == 100
 
 
 def test_other_languages(hub):
     rows = Rows({"en": f"{words(i)} e", "fr": f"{words(i)} f", "id": i} for i in range(40))
     hub({"train": Rows({"en": r["en"], "fr": r["fr"]} for r in rows)})
-    assert load("hf:x/y").target_language == "French"
+    assert loaded("hf:x/y").target_language == "French"
     hub({"train": Rows({"text": "x"} for _ in range(40))})
-    assert error("hf:x/y") == "hf:x/y: which languages? Choose a source and a target of text"
+    assert (
+        error("hf:x/y") == "which languages? Choose a source and a target of text with --languages"
+    )
     hub({"train": rows})
-    assert error("hf:x/y", languages="en-zh") == "hf:x/y: no language 'zh'; it has en, fr, id"
+    assert error("hf:x/y", languages="en-zh") == "no language 'zh'; it has en, fr, id"
 
 
 def test_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert error("hf:x/y").startswith("hf:x/y needs the package datasets: pip install datasets")
+    assert error("hf:x/y").startswith("needs the package datasets: pip install datasets")
 
 
 def test_missing_and_empty_splits(hub):
     hub({"test": COLUMNS})
-    assert error("hf:x/y") == "hf:x/y: no split 'train'; it has test"
+    assert error("hf:x/y") == "no split 'train'; it has test"
     hub({"train": COLUMNS, "test": Rows()})
-    assert error("hf:x/y") == "hf:x/y: the split 'test' is empty; it needs at least one pair"
+    assert error("hf:x/y") == "the split 'test' is empty; it needs at least one pair"
 
 
 class DatasetNotFoundError(FileNotFoundError):
@@ -125,8 +133,8 @@ class DatasetNotFoundError(FileNotFoundError):
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (ConnectionError("Couldn't reach 'x/y' on the Hub"), "no way to the Hub: check the net"),
-        (TimeoutError("slow"), "no way to the Hub: check the net"),
+        (ConnectionError("Couldn't reach 'x/y'"), "no connection to the Hub: check the net"),
+        (TimeoutError("slow"), "no connection to the Hub: check the net"),
         (DatasetNotFoundError("Dataset 'x/y' doesn't exist"), "the Hub has no such data set"),
         (RuntimeError("Dataset scripts are no longer supported, but found y.py"),
          "try @refs/convert/parquet"),
@@ -137,6 +145,5 @@ class DatasetNotFoundError(FileNotFoundError):
 def test_what_can_go_wrong_on_the_way(hub, raised, said):
     hub(raised)
     message = error("hf:x/y")
-    assert message.startswith("hf:x/y: ")
     assert said in message
     assert type(raised).__name__ in message

@@ -10,7 +10,8 @@ from flax import nnx
 from attention_jax.diagnostics import AttentionInputs
 from experiments import distilling, model
 from experiments.__main__ import main
-from experiments.data import BOS, EOS, Batch
+from experiments.data.batches import Batch
+from experiments.data.tokens import BOS, EOS
 from experiments.studies import distill
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -43,7 +44,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     sizes = {"layers": 1, "heads": 2, "features": 8, "mlp_features": 8}
     vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
     teacher = model.build("scaled_dot", model.Size(**sizes), seed=0, **vary)
-    batch = model.arrays(made())
+    batch = made().arrays
     batch["teacher"] = distilling.shown(teacher, batch)
     graph, state = nnx.split(teacher)
 

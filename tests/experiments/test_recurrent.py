@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from experiments.__main__ import main
-from experiments.data import BOS, EOS, PAD
+from experiments.data.tokens import BOS, EOS, PAD
 from experiments.model import Size, build, translate
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("as_users_run")]

@@ -1,96 +1,101 @@
-"""Parallel text made ready for one seed: vocabularies, batches of a few shapes, examples."""
+"""Parallel text ready for one seed: vocabularies, batches of a few shapes, examples."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from experiments import model
-from experiments.data import (
+from experiments.data.batches import (
+    Arrays,
     Batch,
-    DataError,
-    Dataset,
-    Pair,
-    Tokenizer,
     TrainBatches,
     choose_shapes,
     encode,
     eval_batches,
-    load,
-    train_tokenizers,
 )
+from experiments.data.grammar import Pair
+from experiments.data.text import Dataset, TextSpec, load
+from experiments.data.tokens import Tokenizer, train_tokenizers
 
-if TYPE_CHECKING:
-    from experiments.studies.compare import Compare
-
-_VALID_SIZE = 256
-_LOOK_SIZE = 64  # sentences in a batch that is only looked at
+_EVAL_SIZE = 64  # sentences in a batch that is not trained on
 _EXAMPLE_LENGTHS = ((7, 10), (11, 15))
 
 
 @dataclasses.dataclass(frozen=True)
-class Corpus:
-    """Data ready for training and scoring with one seed."""
+class TextBatches:
+    """Text to train on and to score with one seed.
+
+    Attributes:
+        seed: of the training sentences and of their order.
+        dataset: the text.
+        source: the tokenizer of the source side.
+        target: the tokenizer of the target side.
+        train: the training batches.
+        valid: the arrays of the held-out batches.
+        test: the test batches.
+        left_out: how many sentences of each split were too long.
+        lengths: the source lengths of the sentences that are used, by split.
+    """
 
     seed: int
     dataset: Dataset
     source: Tokenizer
     target: Tokenizer
     train: TrainBatches
-    valid: tuple[model.Arrays, ...]
+    valid: tuple[Arrays, ...]
     test: tuple[Batch, ...]
     left_out: Mapping[str, int]
     lengths: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def load(cls, options: "Compare", seed: int) -> "Corpus":
-        """Load what ``--data`` names, make the vocabularies from its train split, and encode."""
-        dataset = _load(options, seed)
-        source, target = train_tokenizers(dataset, size=options.pieces)
-        learn = encode(dataset.train, source, target, max_length=options.max_length)
-        most = min(options.max_length, _covering(learn.lengths.max(1), options.cover or 1.0))
-        learn = encode(dataset.train, source, target, max_length=most)
-        watch = encode(dataset.valid, source, target, max_length=most)
-        shapes = choose_shapes(np.concatenate([learn.lengths, watch.lengths]), options.shapes)
+    def load(cls, spec: TextSpec, seed: int) -> "TextBatches":
+        """Load the text, make the vocabularies from its train split, and encode it."""
+        dataset = load(spec, seed)
+        source, target = train_tokenizers(dataset, size=spec.pieces)
+        learn = encode(dataset.train, source, target, max_length=spec.max_length)
+        # The length, a multiple of 4, that holds at least the share of sentences to keep.
+        shortest = np.quantile(learn.lengths.max(1), spec.keep_shortest, method="higher")
+        longest = min(spec.max_length, int(-(-shortest // 4) * 4))
+        learn = encode(dataset.train, source, target, max_length=longest)
+        held_out = encode(dataset.valid, source, target, max_length=longest)
+        shapes = choose_shapes(np.concatenate([learn.lengths, held_out.lengths]), spec.shapes)
         dropped = 0
-        if not options.beyond:
+        if not spec.test_longer:
             dataset, dropped = _within(dataset, source, target, shapes[-1])
-        test = encode(dataset.test, source, target, max_length=options.max_length, truncate=True)
+        test = encode(dataset.test, source, target, max_length=spec.max_length, truncate=True)
         # Two shapes at most, the first one that of training: each is compiled for every model.
-        longest = np.maximum(test.lengths.max(0), shapes[-1])
-        both = dict.fromkeys([shapes[-1], tuple(int(-(-n // 4) * 4) for n in longest)])
+        rounded = -(-np.maximum(test.lengths.max(0), shapes[-1]) // 4) * 4
+        both = dict.fromkeys([shapes[-1], (int(rounded[0]), int(rounded[1]))])
+        valid = eval_batches(held_out, batch_size=_EVAL_SIZE, shapes=shapes[-1:])
         return cls(
             seed=seed,
             dataset=dataset,
             source=source,
             target=target,
-            train=TrainBatches(learn, batch_size=options.batch_size, seed=seed, shapes=shapes),
-            valid=tuple(
-                model.arrays(b)
-                for b in eval_batches(watch, batch_size=_LOOK_SIZE, shapes=shapes[-1:])
-            ),
-            test=tuple(eval_batches(test, batch_size=_LOOK_SIZE, shapes=tuple(both))),
-            left_out={"train": learn.left_out, "valid": watch.left_out, "test": dropped},
+            train=TrainBatches(learn, batch_size=spec.batch_size, seed=seed, shapes=shapes),
+            valid=tuple(batch.arrays for batch in valid),
+            test=tuple(eval_batches(test, batch_size=_EVAL_SIZE, shapes=tuple(both))),
+            left_out={"train": learn.left_out, "valid": held_out.left_out, "test": dropped},
             lengths={
                 "train": tuple(dataset.length(dataset.train[i].source) for i in learn.index),
-                "valid": tuple(dataset.length(dataset.valid[i].source) for i in watch.index),
+                "valid": tuple(dataset.length(dataset.valid[i].source) for i in held_out.index),
                 "test": tuple(dataset.lengths("test")),
             },
         )
 
-    def ahead(self) -> list[model.Arrays]:
+    def one_a_shape(self) -> list[Arrays]:
         """Return one training batch of each shape."""
-        found: dict[Any, model.Arrays] = {}
-        step = 0
-        while len(found) < len(self.train.shapes) and step < self.train.per_epoch:
+        found: dict[Any, Arrays] = {}
+        for step in range(self.train.per_epoch):
             batch = self.train[step]
-            found.setdefault(batch.shape, model.arrays(batch))
-            step += 1
+            found.setdefault(batch.shape, batch.arrays)
+            if len(found) == len(self.train.shapes):
+                break
         return list(found.values())
 
     def facts(self) -> dict[str, Any]:
-        """Return what results.json tells of the data."""
+        """Return what results.json holds of the data."""
         data = self.dataset
         sizes = {split: len(lengths) for split, lengths in self.lengths.items()}
         return {
@@ -102,7 +107,7 @@ class Corpus:
             "sentences": sizes,
             "left_out_as_too_long": dict(self.left_out),
             "unit": data.unit,
-            "length_unit": "characters" if data.unit == "character" else "words",
+            "length_unit": "words",
             "vocabulary": {"source": self.source.size, "target": self.target.size},
             "lengths": {split: [min(n), max(n)] for split, n in self.lengths.items()},
             "longest_trained": max(self.lengths["train"]),
@@ -117,7 +122,7 @@ class Corpus:
         lengths = self.dataset.lengths("test")
         chosen: list[int] = []
         for low, high in _EXAMPLE_LENGTHS:
-            pool = [i for i, n in enumerate(lengths) if low <= n <= high and i not in chosen]
+            pool = [i for i, n in enumerate(lengths) if low <= n <= high]
             if pool:
                 chosen.append(max(pool, key=lambda i: (_crossings(self.dataset.test[i]), -i)))
         return chosen or list(range(min(2, len(lengths))))
@@ -132,29 +137,6 @@ class Corpus:
         return [i for i in firsts if i is not None]
 
 
-def _load(options: "Compare", seed: int) -> Dataset:
-    """Return the text that ``--data`` names; what is wrong with it is told with the option."""
-    try:
-        return load(
-            options.data,
-            seed=seed,
-            train_size=options.train_size,
-            valid_size=_VALID_SIZE,
-            test_size=options.test_size,
-            languages=options.languages,
-        )
-    except DataError as error:
-        said = str(error)
-        if not said.startswith((options.data, "languages ")):
-            said = f"{options.data}: {said}"
-        raise DataError(f"{'--' if said.startswith('languages ') else '--data '}{said}") from error
-
-
-def _covering(lengths: np.ndarray, share: float) -> int:
-    """Return the length, a multiple of 4, that holds at least this share of the sentences."""
-    return int(-(-np.quantile(lengths, share, method="higher") // 4) * 4)
-
-
 def _within(
     dataset: Dataset, source: Tokenizer, target: Tokenizer, shape: tuple[int, int]
 ) -> tuple[Dataset, int]:
@@ -164,7 +146,7 @@ def _within(
         for pair in dataset.test
         if len(source.encode(pair.source)) < shape[0] and len(target.encode(pair.target)) < shape[1]
     )
-    # If nothing is left, Dataset says that the split is empty.
+    # If nothing is left, Dataset raises that the split is empty.
     return dataclasses.replace(dataset, test=kept), len(dataset.test) - len(kept)
 
 
