@@ -1,7 +1,7 @@
-"""Masks that follow from positions alone.
+"""Masks of positions: causal, window, local, prefix, block-diagonal, custom.
 
-They compare absolute positions, 0..T-1 and 0..S-1 unless others are given. None of them holds an
-array, so their block maps are known while tracing.
+They compare absolute positions, by default 0..T-1 and 0..S-1. Except `custom`, they hold no arrays,
+so their block maps are known at trace time.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Causal(Mask):
         return "causal", {"align": None if self.align == "start" else self.align}
 
     def prepare(self, lengths: Lengths) -> Sides:
-        """How far each query's sight reaches beyond its position."""
+        """For "end", the offset S - T of each query's last visible key from its position."""
         if self.align == "start":
             return Sides()
         if not lengths.default_positions:
@@ -43,7 +43,7 @@ class Causal(Mask):
         return view.query_positions + (0 if self.align == "start" else view.sides.query)
 
     def interval(self) -> Interval:
-        """No key after the query, where it goes by positions."""
+        """No key after the query; unbounded for align="end"."""
         return Interval(None, 0 if self.align == "start" else None)
 
     def allowed(self, view: View) -> Any:
@@ -51,7 +51,7 @@ class Causal(Mask):
         return view.key_positions <= self._reach(view)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the corners of the block."""
+        """From the corners of the block."""
         return Verdict(
             low.key_positions <= self._reach(high), high.key_positions <= self._reach(low)
         )
@@ -66,7 +66,6 @@ class Window(Mask):
     right: int | None = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"window({self.left}, {self.right})"
 
     def interval(self) -> Interval:
@@ -85,7 +84,7 @@ class Window(Mask):
     def _reach(self, queries: Any) -> tuple[Any, Any]:
         """The first and the last key position that each query sees; None is no limit.
 
-        Of rows and not of pairs, and kept inside the integers there are.
+        Computed per row, and clamped so that the integers do not overflow.
         """
         xp, limits = jnp if isinstance(queries, jax.Array) else np, np.iinfo(queries.dtype)
         low = high = None
@@ -96,7 +95,7 @@ class Window(Mask):
         return low, high
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the reach of the first and of the last query in the block."""
+        """From the limits of the first and of the last query in the block."""
         first, last = self._reach(low.query_positions), self._reach(high.query_positions)
         some = every = np.True_
         if first[0] is not None:
@@ -115,7 +114,6 @@ class Prefix(Mask):
     length: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"prefix({self.length})"
 
     def allowed(self, view: View) -> Any:
@@ -123,19 +121,18 @@ class Prefix(Mask):
         return view.key_positions < self.length
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the range of key positions."""
+        """From the range of key positions."""
         return Verdict(low.key_positions < self.length, high.key_positions < self.length)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class BlockDiagonal(Mask):
-    """Query and key see each other inside the same run of `size` positions."""
+    """Query and key are in the same run of `size` positions."""
 
     size: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"block_diagonal({self.size})"
 
     def interval(self) -> Interval:
@@ -147,7 +144,7 @@ class BlockDiagonal(Mask):
         return view.query_positions // self.size == view.key_positions // self.size
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the runs that the ranges touch."""
+        """From the runs that the ranges intersect."""
         q_low, q_high = low.query_positions // self.size, high.query_positions // self.size
         k_low, k_high = low.key_positions // self.size, high.key_positions // self.size
         overlap = (q_low <= k_high) & (k_low <= q_high)
@@ -165,7 +162,7 @@ class Custom(Mask):
         return "custom", {"f": self.function.func}
 
     def per_head(self) -> "Custom":
-        """The function's own arrays are shared by all heads."""
+        """Adds a head axis to the function's arrays, which all heads share."""
         return Custom(jax.tree.map(lambda x: jnp.asarray(x)[None], self.function))
 
     def allowed(self, view: View) -> Any:
@@ -202,11 +199,12 @@ def causal(align: str = "start") -> Mask:
 
 
 def window(left: int | None, right: int | None) -> Mask:
-    """The sliding window, `p - left <= s <= p + right` for a query at p, itself not counted.
+    """The sliding window, `p - left <= s <= p + right` for a query at position p.
 
     Args:
-        left: keys seen before the query's position, at least 0; None for all of them.
-        right: keys seen after it; None for all of them. `causal() & window(255, 0)` sees 256 keys.
+        left: number of visible positions before the query's, at least 0; None is no limit.
+        right: number of visible positions after it; None is no limit. With `window(255, 0)` a query
+            sees 256 keys, its own included.
 
     Returns:
         A mask object.
@@ -216,10 +214,10 @@ def window(left: int | None, right: int | None) -> Mask:
 
 
 def local(size: int) -> Mask:
-    """The symmetric window: `size // 2` keys on each side of the query's position, and itself.
+    """The symmetric window: `size // 2` keys on each side of the query's position, and its own.
 
     Args:
-        size: the articles' window_size, at least 1.
+        size: window_size in the papers, at least 1.
 
     Returns:
         A mask object, `window(size // 2, size // 2)`.
@@ -229,12 +227,12 @@ def local(size: int) -> Mask:
 
 
 def prefix(length: int) -> Mask:
-    """Keys at positions below `length`, for every query.
+    """The prefix mask: keys at positions below `length`, for every query.
 
     `prefix(n) | causal()` is the mask of a prefix language model.
 
     Args:
-        length: how many positions everyone may see.
+        length: number of positions visible to every query.
 
     Returns:
         A mask object.
@@ -246,7 +244,7 @@ def prefix(length: int) -> Mask:
 
 
 def block_diagonal(size: int) -> Mask:
-    """Attention inside consecutive runs of `size` positions, `t // size == s // size`.
+    """The block-diagonal mask: runs of `size` positions, `t // size == s // size`.
 
     Args:
         size: positions in a run, at least 1.
@@ -258,12 +256,12 @@ def block_diagonal(size: int) -> Mask:
 
 
 def custom(f: Callable[[Any, Any], Any]) -> Mask:
-    """A mask of your own, a function of positions.
+    """A custom mask: a boolean function of positions.
 
     Args:
         f: `f(query_positions, key_positions) -> bool`, elementwise on broadcasting int arrays. A
-            `jax.tree_util.Partial` carries arrays. No block is skipped: what f is on a whole block
-            is not known.
+            `jax.tree_util.Partial` carries arrays. No block is skipped, because blocks cannot be
+            classified without evaluating f.
 
     Returns:
         A mask object.

@@ -1,10 +1,9 @@
-"""Random blocks: each block of queries sees a few blocks of keys that a key of chance has picked.
+"""Random blocks: each block of queries attends to a few random blocks of keys.
 
     allowed(p, s) = s // size in chosen[head, p // size]
 
-What is chosen is a function of the PRNG key, the head and the query's position alone. From a known
-key the choice is made once, while tracing, and the block map is static; from a traced key it is an
-array like any other.
+The choice is a function of the PRNG key, the head and the query's position alone. A concrete key
+gives a table at trace time and a static block map; a traced key gives traced arrays.
 """
 
 import dataclasses
@@ -25,9 +24,9 @@ from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Chosen(Mask):
-    """A table of chosen key blocks, `[..., rows, blocks]`: what is left of the mask in a kernel.
+    """The mask of a table of chosen key blocks, `[..., rows, blocks]`, as used in a kernel.
 
-    `known` is what the table was made from, if that is known while tracing.
+    `known` holds the arguments that made the table, if the PRNG key is concrete.
     """
 
     table: Any
@@ -35,7 +34,7 @@ class Chosen(Mask):
     known: tuple[Any, ...] | None = static(default=None)
 
     def allowed(self, view: View) -> Any:
-        """The key's block is one of those chosen for the query's."""
+        """The key's block is one of those chosen for the query's block."""
         rows, keys = view.query_positions // self.size, view.key_positions // self.size
         table = _as(self.table, rows)
         inside = (rows >= 0) & (rows < table.shape[-2])
@@ -45,7 +44,7 @@ class Chosen(Mask):
         return functools.reduce(lambda a, b: a | b, hits) & inside
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By counting the chosen (row, block) pairs inside the block's ranges."""
+        """From the number of chosen (row, block) pairs in the block's ranges."""
         first, last = (
             (x.query_positions // self.size, x.key_positions // self.size) for x in (low, high)
         )
@@ -94,7 +93,7 @@ class RandomBlocks(Mask):
         return Chosen(_known(*known), self.size, known)
 
     def prepare(self, lengths: Lengths) -> Sides:
-        """Nothing but the head axis, where there is one."""
+        """An array that carries the head axis, if heads differ."""
         if self.num_heads is None:
             return Sides()
         return Sides(query=jnp.zeros((self.num_heads, lengths.T), bool))
@@ -105,26 +104,27 @@ class RandomBlocks(Mask):
         return dataclasses.replace(chosen, table=jnp.asarray(chosen.table))
 
     def _whole(self, rank: int) -> Chosen:
-        """The table with as many axes in front as the view has."""
+        """The table with leading axes of size 1, to match a view of this rank."""
         chosen = self._chosen()
         own = chosen.table.shape[1 if self.num_heads is None else 0 :]
         table = chosen.table.reshape((1,) * (rank - len(own)) + own)
         return dataclasses.replace(chosen, table=table)
 
     def allowed(self, view: View) -> Any:
-        """As the table says."""
+        """As in `Chosen`."""
         return self._whole(view.query_positions.ndim).allowed(view)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """As the table says."""
+        """As in `Chosen`."""
         return self._whole(low.query_positions.ndim).decide(low, high)
 
 
 def _choose(key: Any, heads: int, rows: int, blocks: int) -> Any:
-    """`blocks` of `rows` for each head and row, all subsets alike, int32 `[heads, rows, blocks]`.
+    """Random subsets of `blocks` of `rows` per head and row, int32 `[heads, rows, blocks]`.
 
-    R. Floyd's sampling: the last step draws from all, and a block that is taken already is replaced
-    by the largest that no step before could draw.
+    Floyd's sampling algorithm, uniform over subsets: step i draws from the first rows - blocks + i
+    + 1 blocks; a block already drawn is replaced by the last of these, which no earlier step could
+    draw.
     """
     tops = jnp.arange(rows - blocks, rows, dtype=jnp.int32)
     draws = jax.random.randint(key, (heads, rows, blocks), 0, tops[None, None] + 1)
@@ -147,12 +147,12 @@ def _known(words: tuple[str, tuple[int, ...]], heads: int, rows: int, blocks: in
 
 
 def _as(table: Any, *others: Any) -> Any:
-    """The table as a JAX array, where one of the others is one."""
+    """The table as a JAX array if any of the others is one."""
     return jnp.asarray(table) if any(isinstance(x, jax.Array) for x in others) else table
 
 
 def _entries(table: Any, at: tuple[Any, ...], own: int) -> Any:
-    """`table[..., *at]`, broadcast over the axes in front; `own` axes of it stay behind."""
+    """`table[..., *at]`, broadcast over leading axes; the last `own` axes are kept."""
     lead = table.ndim - own - len(at)
     at = tuple(x.reshape((1,) * (lead + 2 - x.ndim) + x.shape) for x in at)
     rank = at[0].ndim
@@ -165,7 +165,7 @@ def _entries(table: Any, at: tuple[Any, ...], own: int) -> Any:
 
 
 def _count(table: Any, first: tuple[Any, Any], last: tuple[Any, Any]) -> Any:
-    """Chosen pairs in the ranges, from sums over all corners; O(rows²)."""
+    """Number of chosen pairs in the ranges, from two-dimensional prefix sums; O(rows²)."""
     xp = jnp if isinstance(table, jax.Array) else np
     rows = table.shape[-2]
     blocks = np.arange(rows, dtype=np.int32).reshape((1,) * table.ndim + (rows,))
@@ -183,12 +183,12 @@ def _count(table: Any, first: tuple[Any, Any], last: tuple[Any, Any]) -> Any:
 
 
 def _in_order(*ends: np.ndarray) -> bool:
-    """Whether blocks follow one another, in one plane."""
+    """Whether the ranges are one-dimensional and sorted."""
     return all(x.size == max(x.shape) and bool((np.diff(x.ravel()) >= 0).all()) for x in ends)
 
 
 def _count_in_order(table: np.ndarray, first: tuple[Any, Any], last: tuple[Any, Any]) -> np.ndarray:
-    """The same where ranges are sorted: each pair marks the rectangle of blocks it lies in."""
+    """`_count` for sorted ranges: each pair increments the rectangle of blocks that contain it."""
     (top, left), (bottom, right) = (tuple(x.ravel() for x in ends) for ends in (first, last))
     heads = table.reshape(-1, *table.shape[-2:])
     counts = np.zeros((heads.shape[0], top.size + 1, left.size + 1), np.int32)
@@ -209,19 +209,18 @@ def _count_in_order(table: np.ndarray, first: tuple[Any, Any], last: tuple[Any, 
 def random(
     key: Any, length: int, block_size: int, blocks: int = 3, num_heads: int | None = None
 ) -> Mask:
-    """Random blocks: queries see `blocks` random blocks of keys, the same for a whole query block.
+    """Random blocks: each block of queries attends to `blocks` random blocks of keys.
 
-    The choice depends on the key, the head and the query's position, not on what is attended to,
-    so a cache sees what the whole sequence would. Fold the layer's number into the key to give each
-    layer its own. Under `causal()` a choice that lies in the future is hidden.
+    The choice depends only on the PRNG key, the head and the query's position, so decoding over a
+    cache uses the same mask as the full sequence. Use `jax.random.fold_in(key, layer)` for
+    different blocks in each layer. With `causal()`, blocks in the future are masked.
 
     Args:
-        key: a PRNG key, typed or raw. Known while tracing, it makes a static block map.
-        length: how many positions there are to choose from; queries at positions beyond see
-            nothing.
+        key: a PRNG key, typed or raw. A concrete key gives a static block map.
+        length: number of positions to choose from; queries at later positions have no visible key.
         block_size: positions in a block.
-        blocks: how many key blocks each query block sees, all different; all where there are fewer.
-        num_heads: give N for a choice of each head's own; None shares one.
+        blocks: number of distinct key blocks per query block; all blocks if there are fewer.
+        num_heads: N for different blocks in each head; None shares them.
 
     Returns:
         A mask object.

@@ -1,7 +1,7 @@
-"""Global tokens, and the published sparse patterns, which are unions of simpler masks.
+"""Global tokens, block-local windows, and the published sparse patterns composed of simpler masks.
 
-    longformer     a (dilated) window | global tokens
-    bigbird        blocks nearby | global blocks | random blocks
+    longformer     (dilated) window | global tokens
+    bigbird        block-local window | global blocks | random blocks
     sparse_strided, sparse_fixed     the two patterns of the Sparse Transformer
 
 References:
@@ -30,18 +30,17 @@ Tokens = Annotated[Any, "an int, or ints"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class GlobalTokens(Mask):
-    """Pairs of which one is a global token; `runs` are the tokens as [start, stop) ranges."""
+    """Pairs with a global query or a global key; `runs` are the tokens as [start, stop) ranges."""
 
     runs: tuple[tuple[int, int], ...] = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         if len(self.runs) == 1 and self.runs[0][0] == 0:
             return f"global_tokens({self.runs[0][1]})"
         return f"global_tokens({[p for run in self.runs for p in range(*run)]})"
 
     def _runs(self, positions: Any) -> tuple[Any, Any, Any]:
-        """Positions, starts and stops, to broadcast with the runs behind."""
+        """Positions `[..., 1]`, starts and stops `[..., runs]`."""
         pairs = np.array(self.runs, np.int32).reshape(-1, 2)
         pairs = pairs.reshape((1,) * positions.ndim + pairs.shape)
         return positions[..., None], pairs[..., 0], pairs[..., 1]
@@ -55,11 +54,11 @@ class GlobalTokens(Mask):
         return Interval(None, None) if self.runs else Interval(0, 0)
 
     def allowed(self, view: View) -> Any:
-        """A global query, or a global key."""
+        """The query or the key is a global token."""
         return self._is_global(view.query_positions) | self._is_global(view.key_positions)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """Some where either range meets a run; all where either lies within one."""
+        """Not empty if either range intersects a run; full if either lies within one."""
         some = every = np.False_
         for first, last in (
             (low.query_positions, high.query_positions),
@@ -75,17 +74,16 @@ class GlobalTokens(Mask):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class BlockLocal(Mask):
-    """Runs of `size` positions, at most `blocks // 2` runs apart."""
+    """Blocks of `size` positions, at most `blocks // 2` blocks apart."""
 
     size: int = static()
     blocks: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"block_local({self.size}, {self.blocks})"
 
     def interval(self) -> Interval:
-        """From one end of the farthest run to the other."""
+        """The largest distance between positions of two visible blocks."""
         reach = (self.blocks // 2 + 1) * self.size - 1
         return Interval(reach, reach)
 
@@ -95,7 +93,7 @@ class BlockLocal(Mask):
         return abs(distance) <= self.blocks // 2
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the least and greatest distance in runs."""
+        """From the smallest and largest distance in blocks."""
         half, size = self.blocks // 2, self.size
         least = low.key_positions // size - high.query_positions // size
         greatest = high.key_positions // size - low.query_positions // size
@@ -103,20 +101,19 @@ class BlockLocal(Mask):
 
 
 def global_tokens(tokens: Tokens) -> Mask:
-    """Global tokens see every key, and every query sees them.
+    """Global tokens: they attend to every key and are visible to every query.
 
-    The pairs of which the query or the key is one of `tokens`; join it to a pattern with `|`.
+    A pair is visible if its query or its key is one of `tokens`. Combine with a pattern by `|`.
 
     Args:
-        tokens: an int n for the positions 0..n-1, or the positions themselves: ints, known while
-            tracing.
+        tokens: an int n for the positions 0..n-1, or the positions: ints, known at trace time.
 
     Returns:
         A mask object.
 
     Raises:
-        TypeError: traced or non-integer positions. Tokens that differ between examples are a mask
-            array: `from_array(is_global[:, None, :, None] | is_global[:, None, None, :])`.
+        TypeError: traced or non-integer positions. For tokens that differ between examples use
+            `from_array(is_global[:, None, :, None] | is_global[:, None, None, :])`.
 
     Example:
         >>> global_tokens([1]).to_array(3, 3).astype(int).tolist()
@@ -131,8 +128,8 @@ def global_tokens(tokens: Tokens) -> Mask:
         return GlobalTokens(((0, count),) if count else ())
     if not is_concrete(tokens):
         raise TypeError(
-            "tokens must be known while tracing; tokens that differ between examples are a mask "
-            "array: from_array(is_global[:, None, :, None] | is_global[:, None, None, :])"
+            "tokens must be known at trace time; for tokens that differ between examples use "
+            "from_array(is_global[:, None, :, None] | is_global[:, None, None, :])"
         )
     array = np.asarray(tokens)
     if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -151,7 +148,7 @@ def global_tokens(tokens: Tokens) -> Mask:
 
 
 def block_local(size: int, blocks: int) -> Mask:
-    """A window of whole blocks: `|p // size - s // size| <= blocks // 2`.
+    """Block-local window: `|p // size - s // size| <= blocks // 2`.
 
     Args:
         size: positions in a block, at least 1.
@@ -167,12 +164,12 @@ def block_local(size: int, blocks: int) -> Mask:
 
 
 def longformer(size: int, tokens: Tokens, dilation: int = 1) -> Mask:
-    """Longformer's pattern: `dilated(size, dilation) | global_tokens(tokens)`.
+    """Longformer pattern: `dilated(size, dilation) | global_tokens(tokens)`.
 
     Args:
         size: w in the paper: `size // 2` keys on each side.
-        tokens: the global ones, an int n for the first n, or their positions.
-        dilation: d in the paper: gaps in the window.
+        tokens: the global tokens: an int n for the first n, or their positions.
+        dilation: d in the paper, the dilation of the window.
 
     Returns:
         A mask object.
@@ -193,19 +190,19 @@ def bigbird(
     random_blocks: int = 3,
     num_heads: int | None = None,
 ) -> Mask:
-    """BigBird's pattern: blocks nearby, global blocks and random blocks.
+    """BigBird pattern: a block-local window, global blocks and random blocks.
 
         block_local(b, w) | global_tokens(g · b) | random(key, length, b, r)
 
     Args:
         key: a PRNG key for the random blocks, as in `random`.
-        length: how many positions there are.
+        length: number of positions.
         block_size: b in the paper.
-        local_blocks: w: blocks of the window, the query's own in the middle.
-        global_blocks: g: the first blocks, which see all and are seen by all (ITC, the internal
-            construction; the authors' code takes the first and the last block instead).
-        random_blocks: r: random key blocks of each query block.
-        num_heads: give N for random blocks of each head's own; None shares them.
+        local_blocks: w, blocks in the window, centred on the query's own.
+        global_blocks: g, number of global blocks at the start, as in the paper's internal
+            construction (ITC); the authors' code uses the first and the last block instead.
+        random_blocks: r, random key blocks per query block.
+        num_heads: N for different random blocks in each head; None shares them.
 
     Returns:
         A mask object.
@@ -221,12 +218,13 @@ def bigbird(
 
 
 def sparse_strided(stride: int) -> Mask:
-    """The Sparse Transformer's strided pattern: the last `stride` keys, and every stride-th.
+    """Sparse Transformer's strided pattern: the last `stride` keys, and every stride-th key.
 
         causal() & (window(stride, 0) | strided(stride))
 
-    Both factors in one head ("merged" in the paper); for a head each, use them one by one. With
-    `stride` near √T a path of two steps leads from any key to any later query.
+    The union of both factors ("merged heads" in the paper); to assign them to different heads, use
+    the factors. With `stride` near √T, information from any key reaches any later query in two
+    layers.
 
     Args:
         stride: l in the paper, at least 1.
@@ -241,13 +239,13 @@ def sparse_strided(stride: int) -> Mask:
 
 
 def sparse_fixed(size: int, count: int = 1) -> Mask:
-    """The Sparse Transformer's fixed pattern: the query's own run, and the end of every run.
+    """Sparse Transformer's fixed pattern: the query's own run, and the end of every run.
 
         causal() & (block_diagonal(size) | summary(size, count))
 
     Args:
         size: l in the paper.
-        count: c in the paper: summary keys at the end of each run.
+        count: c in the paper, summary keys at the end of each run.
 
     Returns:
         A mask object.

@@ -1,12 +1,12 @@
-"""Masks that repeat along the positions: dilated, strided, summary columns, lines of a grid.
+"""Periodic masks of positions: dilated, strided, summary columns, axial.
 
     strided    (p - s) mod stride = 0
-    dilated    the same, within a window
+    dilated    (p - s) mod dilation = 0, within a window
     summary    s mod size >= size - count
-    axial      all grid coordinates but one agree
+    axial      all grid coordinates but one are equal
 
-Like all masks of positions they hold no array, so their block maps are known while tracing; and for
-blocks of consecutive positions their answers are exact.
+They hold no arrays, so their block maps are known at trace time. For blocks of consecutive
+positions the classification (empty, partial, full) is exact.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from attention_jax.masks.mask import Interval, Mask, Verdict, View
 
 
 def _distances(low: View, high: View) -> tuple[Any, Any]:
-    """The least and the greatest `key position - query position` of each block."""
+    """The smallest and largest `key position - query position` of each block."""
     return (
         low.key_positions - high.query_positions,
         high.key_positions - low.query_positions,
     )
 
 
-def _alike(view: View, step: int) -> Any:
-    """Whether a distance is a multiple of `step`: a remainder a row and a column, not a pair."""
+def _congruent(view: View, step: int) -> Any:
+    """Whether a distance is a multiple of `step`, from one remainder per row and per column."""
     return view.query_positions % step == view.key_positions % step
 
 
-def _one_pair(low: View, high: View) -> Any:
-    """Whether all queries of a block stand at one position, and all keys at one."""
+def _single_pair(low: View, high: View) -> Any:
+    """Whether all queries of a block have the same position, and all keys too."""
     return (low.query_positions == high.query_positions) & (low.key_positions == high.key_positions)
 
 
@@ -54,17 +54,16 @@ class Strided(Mask):
     stride: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"strided({self.stride})"
 
     def allowed(self, view: View) -> Any:
         """`distance mod stride == 0`."""
-        return _alike(view, self.stride)
+        return _congruent(view, self.stride)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the multiples among the block's distances."""
+        """From the multiples of the stride in the block's range of distances."""
         some = _multiple_between(*_distances(low, high), self.stride)
-        return Verdict(some, some & (_one_pair(low, high) | (self.stride == 1)))
+        return Verdict(some, some & (_single_pair(low, high) | (self.stride == 1)))
 
 
 @jax.tree_util.register_dataclass
@@ -76,7 +75,6 @@ class Dilated(Mask):
     dilation: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"dilated({self.size}, {self.dilation})"
 
     @property
@@ -88,20 +86,20 @@ class Dilated(Mask):
         return Interval(self._reach, self._reach)
 
     def allowed(self, view: View) -> Any:
-        """Near enough, and on the comb."""
+        """Within the window, at a multiple of the dilation."""
         distance = view.key_positions - view.query_positions
         near = abs(distance) <= self._reach
-        return near if self.dilation == 1 else near & _alike(view, self.dilation)
+        return near if self.dilation == 1 else near & _congruent(view, self.dilation)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the multiples among the distances that are near enough."""
+        """From the multiples of the dilation among the distances within the window."""
         least, greatest = _distances(low, high)
         xp = jnp if isinstance(least, jax.Array) else np
         some = _multiple_between(
             xp.maximum(least, -self._reach), xp.minimum(greatest, self._reach), self.dilation
         )
         inside = (least >= -self._reach) & (greatest <= self._reach)
-        return Verdict(some, some & inside & (_one_pair(low, high) | (self.dilation == 1)))
+        return Verdict(some, some & inside & (_single_pair(low, high) | (self.dilation == 1)))
 
 
 @jax.tree_util.register_dataclass
@@ -113,40 +111,38 @@ class Summary(Mask):
     count: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"summary({self.size}, {self.count})"
 
     def allowed(self, view: View) -> Any:
         """`key position mod size >= size - count`."""
         return view.key_positions % self.size >= self.size - self.count
 
-    def _below(self, position: Any) -> Any:
-        """How many summary positions there are from 0 to `position`, itself not counted."""
+    def _count_below(self, position: Any) -> Any:
+        """Number of summary positions in `[0, position)`."""
         rest = position % self.size - (self.size - self.count)
         return position // self.size * self.count + rest.clip(0)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By counting the summary positions in the range of keys."""
+        """From the number of summary positions in the range of keys."""
         first, last = low.key_positions, high.key_positions
-        found = self._below(last + 1) - self._below(first)
+        found = self._count_below(last + 1) - self._count_below(first)
         return Verdict(found > 0, found == last - first + 1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Axial(Mask):
-    """Positions of a grid in row-major order that differ in one coordinate only."""
+    """Cells of a row-major grid that differ in the coordinate of one axis only."""
 
     shape: tuple[int, ...] = static()
     axis: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"axial({self.shape}, {self.axis})"
 
     @property
     def _steps(self) -> tuple[int, int]:
-        """Positions from a cell to its neighbour on the line, and in a whole slab of lines."""
+        """Stride of the axis, and size of a slab (all positions with equal outer indices)."""
         step = math.prod(self.shape[self.axis + 1 :])
         return step, step * self.shape[self.axis]
 
@@ -156,13 +152,13 @@ class Axial(Mask):
         return Interval(slab - step, slab - step)
 
     def allowed(self, view: View) -> Any:
-        """The same slab, and the same place across the axis."""
+        """The same slab, and the same inner coordinates."""
         step, slab = self._steps
         query, key = view.query_positions, view.key_positions
-        return (query // slab == key // slab) & _alike(view, step)
+        return (query // slab == key // slab) & _congruent(view, step)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """In the one slab that both ranges touch; where they share two, they share its border."""
+        """From the slab that both ranges intersect; two common slabs contain a visible pair."""
         step, slab = self._steps
         xp = jnp if isinstance(low.query_positions - low.key_positions, jax.Array) else np
         (q_low, q_high), (k_low, k_high) = ranges = (
@@ -176,17 +172,17 @@ class Axial(Mask):
         )
         some = (first < last) | ((first == last) & _multiple_between(c - b, d - a, step))
         one_slab = (q_low // slab == k_high // slab) & (k_low // slab == q_high // slab)
-        return Verdict(some, some & one_slab & (_one_pair(low, high) | (step == 1)))
+        return Verdict(some, some & one_slab & (_single_pair(low, high) | (step == 1)))
 
 
 def strided(stride: int) -> Mask:
-    """Keys at a distance that is a multiple of `stride`, `(p - s) mod stride = 0`, both ways.
+    """Strided mask: keys at distances that are multiples of `stride`, `(p - s) mod stride = 0`.
 
-    One of the two factors of the Sparse Transformer's strided pattern; `sparse_strided` is the
-    whole.
+    Keys before and after the query are visible. One of the two factors of the Sparse Transformer's
+    strided pattern, `sparse_strided`.
 
     Args:
-        stride: l in the paper, at least 1; 1 is every key.
+        stride: l in the paper, at least 1; with 1 every key is visible.
 
     Returns:
         A mask object.
@@ -203,11 +199,11 @@ def strided(stride: int) -> Mask:
 
 
 def dilated(size: int, dilation: int) -> Mask:
-    """A window with gaps: keys at `p + j · dilation` for |j| <= size // 2.
+    """Dilated sliding window: keys at `p + j · dilation` for |j| <= size // 2.
 
     Args:
         size: as in `local`: `size // 2` keys on each side, and the query's own position.
-        dilation: positions from one of them to the next, at least 1; 1 is `local(size)`.
+        dilation: distance between neighbouring visible keys, at least 1; 1 is `local(size)`.
 
     Returns:
         A mask object.
@@ -223,9 +219,9 @@ def dilated(size: int, dilation: int) -> Mask:
 
 
 def summary(size: int, count: int = 1) -> Mask:
-    """The last `count` keys of every run of `size` positions, `s mod size >= size - count`.
+    """Summary columns: the last `count` keys of every run of `size`, `s mod size >= size - count`.
 
-    One of the two factors of the Sparse Transformer's fixed pattern; `sparse_fixed` is the whole.
+    One of the two factors of the Sparse Transformer's fixed pattern, `sparse_fixed`.
 
     Args:
         size: l in the paper, at least 1.
@@ -244,21 +240,21 @@ def summary(size: int, count: int = 1) -> Mask:
 
 
 def axial(shape: Sequence[int], axis: int) -> Mask:
-    """Attention along one axis of a grid: all other coordinates of query and key agree.
+    """Axial mask: attention along one axis of a grid; all other coordinates are equal.
 
-    Position p is the cell of an n-d grid in row-major order, as `reshape` has it. Positions beyond
-    the grid begin another one of the same shape, which sees nothing of the first.
+    Position p is a cell of an n-d grid in row-major order, as in `reshape`. Positions beyond the
+    grid belong to further grids of the same shape; no pair of two different grids is visible.
     `attention_jax.axial_attention` computes the same by reshaping.
 
     Args:
         shape: the grid's sizes, each at least 1.
-        axis: the axis to look along; negative counts from the last.
+        axis: the axis of attention; negative values count from the last axis.
 
     Returns:
         A mask object.
 
     Raises:
-        ValueError: the grid has no such axis.
+        ValueError: the axis is out of range.
 
     Example:
         >>> axial((2, 3), 0).to_array(6, 6)[1].astype(int).tolist()
@@ -272,7 +268,7 @@ def axial(shape: Sequence[int], axis: int) -> Mask:
 
 
 def check_grid(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
-    """The grid's sizes as ints, and the axis counted from the first."""
+    """The grid's sizes as ints, and the axis as a non-negative index."""
     sizes = tuple(check_count("shape", size, 1) for size in shape)
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an integer, got {type(axis).__name__}")

@@ -1,4 +1,4 @@
-"""Linear biases: the farther a key, the less it counts."""
+"""ALiBi: attention with linear biases."""
 
 import dataclasses
 import math
@@ -26,13 +26,13 @@ class Alibi(Bias):
         return "alibi", {"num_heads": self.slopes.shape[0]}
 
     def check(self, layout: Layout) -> None:
-        """One slope for each query head."""
+        """Checks that there is one slope per query head."""
         heads = self.slopes.shape[0]
         if heads != layout.N:
             raise ValueError(f"alibi({heads}) has {heads} slopes but the query has N = {layout.N}")
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """From the distance of every pair."""
+        """`-slope · |distance|` of every pair in the block."""
         slope = jnp.asarray(self.slopes)
         dtype = stats_dtype(slope.dtype)
         away = -jnp.abs(key_positions[None, :] - query_positions[:, None])
@@ -40,16 +40,16 @@ class Alibi(Bias):
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The authors' slopes, steepest first, float64 `[N]`.
+    """ALiBi slopes of the authors' code, float64 `[N]`.
 
-    For a power of two the geometric series `2^(-8 i / N)`, i = 1..N. Otherwise the series of the
-    next lower power of two, and then every second slope of the next higher one.
+    If N is a power of two, the geometric series `2^(-8 i / N)`, i = 1..N. Otherwise the series of
+    the next lower power of two, followed by every second slope of the next higher one.
 
     Args:
         num_heads: N, at least 1.
 
     Returns:
-        One slope for each head.
+        One slope per head.
 
     Example:
         >>> alibi_slopes(6).tolist()
@@ -57,7 +57,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
     References:
         Press, Smith, Lewis 2022, "Train Short, Test Long", arXiv:2108.12409, §3, and the authors'
-        code for head counts that are no power of two.
+        code for other head counts.
     """
     heads = check_count("num_heads", num_heads, 1)
     lower = 2 ** int(math.log2(heads))
@@ -69,13 +69,13 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def alibi(num_heads: int) -> Bias:
-    """Attention with linear biases: `bias(t, s) = -slope_n · |position_s - position_t|`.
+    """ALiBi (attention with linear biases): `bias(t, s) = -slope_n · |position_s - position_t|`.
 
-    Two-sided: with `causal()` it is the paper's. The slopes are parameters, so a gradient with
-    respect to the object reaches them; leave it unused to keep them fixed.
+    The bias is symmetric; with `causal()` it is the paper's. The slopes are leaves of the object,
+    so a gradient with respect to it includes them; to keep them fixed, do not update them.
 
     Args:
-        num_heads: N, any number of query heads.
+        num_heads: N, the number of query heads, at least 1.
 
     Returns:
         A bias object.

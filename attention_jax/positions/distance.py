@@ -1,12 +1,12 @@
-"""Biases that are rows of numbers looked up by distance.
+"""Lookup of biases by relative distance, for one block.
 
     block(t, s) = rows[t, column(key position s - query position t)]
 
-A gather for each pair would cost more than the rest of attention. But a block of consecutive
-positions has only Tb + Sb - 1 distances: its bias is a strip of that length, slid by one from row
-to row. And beyond some distance all columns are the same, so a block far from the diagonal is one
-number a row. Which of the cases holds is seen from the positions when the block is computed, so any
-positions are right, and the usual ones are fast.
+A gather per pair would cost more than the rest of attention. A block of consecutive positions has
+only Tb + Sb - 1 distances: its bias is a strip of that length, shifted by one from row to row.
+Beyond some distance all columns are equal, so a block far from the diagonal has one value per row.
+The case is chosen from the positions at run time: any positions are correct, and consecutive ones
+are fast.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from attention_jax._core.numerics import is_concrete
 
 Column = Callable[[Any], Any]
 
-_all_alike = one_for_all(lambda flags: jnp.all(flags, axis=0))
+_reduced_over_batch = one_for_all(lambda flags: jnp.all(flags, axis=0))
 
 
 def by_distance(
@@ -35,11 +35,11 @@ def by_distance(
     """`rows[t, column(distance)]` for one block, `[Tb, Sb]`.
 
     Args:
-        rows: `[Tb, C]`, or `[1, C]` for the same in all rows.
+        rows: `[Tb, C]`, or `[1, C]` for equal rows.
         query_positions: ints `[Tb]`.
         key_positions: ints `[Sb]`.
-        column: from distances, ints of any shape, to columns.
-        limits: (low, high): the column is the same for all distances <= low, and for all >= high.
+        column: maps distances, ints of any shape, to columns.
+        limits: (low, high): the column is constant for distances <= low and for distances >= high.
     """
     shape = (query_positions.shape[0], key_positions.shape[0])
     low, high = limits
@@ -65,18 +65,18 @@ def by_distance(
 
     flags = _flags(query_positions, key_positions, limits)
     cases = [jax.checkpoint(f) for f in (beyond(low), beyond(high), near, pairs)]
-    # A strip for all rows is made outside of the branches: inside, XLA would fuse it with what
-    # reads it and make it anew for each pair. One for each row costs too much to be made in vain.
+    # A strip shared by all rows is computed outside the branches: inside, XLA would fuse it with
+    # its consumer and recompute it per pair. One strip per row is too expensive if unused.
     ready = strip(rows) if rows.shape[0] == 1 else None
     if isinstance(flags, np.ndarray):
         return cases[int(np.argmax([*flags, True]))](rows, ready)
-    flags = _all_alike(flags)
+    flags = _reduced_over_batch(flags)
     case = jnp.argmax(jnp.concatenate([flags, jnp.ones((1,), bool)]))
     return jax.lax.switch(case, cases, rows, ready)
 
 
 def _flags(query_positions: Any, key_positions: Any, limits: tuple[int, int]) -> Any:
-    """Whether the block is before the low limit, beyond the high one, of consecutive positions."""
+    """Flags: all distances <= low; all distances >= high; consecutive positions."""
     known = is_concrete(query_positions, key_positions)
     xp = np if known else jnp
     if known:
@@ -96,8 +96,8 @@ def _columns(rows: Array, index: Array) -> Array:
 def slide(strip: Array, shape: tuple[int, int]) -> Array:
     """`out[t, s] = strip[t, s + Tb - 1 - t]`: from `[#Tb, Tb + Sb - 1]` to `[Tb, Sb]`.
 
-    One window a row, which XLA copies whole; cutting and reshaping the strip instead is ten times
-    slower on a CPU.
+    One dynamic slice per row, which XLA copies as a whole; slicing and reshaping the strip instead
+    is ten times slower on a CPU.
     """
     rows, columns = shape
 

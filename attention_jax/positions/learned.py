@@ -1,4 +1,4 @@
-"""Learned absolute positions: a row of a table for each position."""
+"""Learned absolute position embeddings: one row of a table per position."""
 
 from typing import Annotated, Any
 
@@ -14,19 +14,19 @@ Positions = Annotated[Any, Int[Array, "*T"]]
 
 
 def learned(table: Table, positions: Positions) -> Float[Array, "*T D"]:
-    """The learned encoding, `table[positions]`, to be added to the inputs.
+    """Learned absolute position embeddings, `table[positions]`, `[*T, D]`.
+
+    They are added to the inputs.
 
     Args:
-        table: `[P, D]`, one row a position; it gets gradients.
+        table: `[P, D]`, one row per position; differentiable.
         positions: ints of any shape, in [0, P).
 
     Returns:
-        The positions' shape with an axis D behind it, with the table's dtype. While tracing, when
-        a position's value is not known, one out of range gives a row of NaN.
+        `[*T, D]` with the table's dtype. For a traced position out of range the row is NaN.
 
     Raises:
-        ValueError: a known position is out of range: there is no row to look up, and repeating the
-            last one silently would be worse.
+        ValueError: a concrete position is out of range; it is not clamped to the last row.
 
     Example:
         >>> learned(jnp.eye(3), jnp.array([2, 0])).tolist()
@@ -44,14 +44,14 @@ def learned(table: Table, positions: Positions) -> Float[Array, "*T D"]:
         raise TypeError(f"positions must be integers, got dtype {np.dtype(positions.dtype).name}")
     rows = table.shape[0]
     if is_concrete(positions) and np.size(positions):
-        known = np.asarray(positions)  # JAX's own minimum would be traced inside a jit
+        known = np.asarray(positions)  # NumPy: jnp.min would be traced inside jit
         least, most = int(known.min()), int(known.max())
         if least < 0 or most >= rows:
             raise ValueError(
                 f"positions run from {least} to {most}, but the table has rows for 0 to {rows - 1}"
             )
     positions = jnp.asarray(positions).astype(jnp.int32)
-    # a negative index would count from the end: send it out of range as well
+    # a negative index would count from the end, so it is moved out of range
     return (
         jnp.asarray(table)
         .at[jnp.where(positions < 0, rows, positions)]

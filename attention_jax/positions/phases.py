@@ -1,11 +1,11 @@
-"""Phases of waves, exact at any position.
+"""Phases of sinusoids, exact at any integer position.
 
     phase = position · frequency mod 2π
 
-In float32 a position of a million times a frequency of 1 is off by 0.03 before any sine is taken.
-Here the position is an integer and the frequency a fixed-point fraction of a turn, so the product
-modulo one turn is a few integer operations, right to 1e-8 of a radian at any 32-bit position; what
-is rounded to float32 is the remainder in [-π, π).
+In float32, the product of a position of a million and a frequency of 1 has an error of 0.03. Here
+the position is an integer and the frequency a fixed-point fraction of a turn, so the product modulo
+one turn needs only integer operations, with an error below 1e-8 radians at any 32-bit position.
+Only the remainder in [-π, π) is rounded to float32.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from attention_jax._core.axes import Array
 
 
 def geometric(base: float | int, features: int) -> np.ndarray:
-    """The frequencies `base^(-2i / features)`, float64 `[(features + 1) // 2]`, radians a step."""
+    """Frequencies `base^(-2i / features)`, radians per position, float64 `[ceil(features / 2)]`."""
     return np.asarray(base, np.float64) ** (-2.0 * np.arange((features + 1) // 2) / features)
 
 
@@ -26,8 +26,8 @@ def waves(positions: Any, frequencies: np.ndarray, dtype: Any) -> tuple[Array, A
     """`(sin, cos)` of `position · frequency`, `[*positions, frequencies]`.
 
     Args:
-        positions: ints of any shape; real numbers are multiplied as they are.
-        frequencies: float64 `[P]`, radians a step, known while tracing.
+        positions: ints of any shape; floating positions are multiplied directly.
+        frequencies: float64 `[P]`, radians per position, known at trace time.
         dtype: float32 or float64.
     """
     positions = jnp.asarray(positions)[..., None]
@@ -49,8 +49,8 @@ def _remainder(steps: Array, frequencies: np.ndarray) -> Array:
         for shift in (32, 0)
     )
     half, rest = steps >> 16, steps & 0xFFFF
-    # of the low word only what carries into the high one; the carries among its own four partial
-    # products are dropped: at most 3 units of 2⁻³² turns
+    # of the low word only the carry into the high word is needed; carries between its own partial
+    # products are dropped: an error of at most 3 · 2⁻³² turns
     carried = half * (low >> 16) + (half * (low & 0xFFFF) >> 16) + (rest * (low >> 16) >> 16)
     phase = jax.lax.bitcast_convert_type(steps * high + carried, jnp.int32)
     return phase.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)

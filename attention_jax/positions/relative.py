@@ -1,4 +1,4 @@
-"""Relative biases in buckets of distance, as in T5."""
+"""T5's relative position bias: a learned value per head and bucket of distances."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -20,11 +20,11 @@ Table = Annotated[Any, Float[Array, "N buckets"]]
 
 
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The least distance of each bucket of one direction.
+    """The smallest distance of each bucket of one direction.
 
-    The first half of the buckets are distances 0, 1, 2, ...; the rest are spaced evenly in the
-    logarithm up to `max_distance`, and the last takes all that is farther. In whole numbers, so
-    that no rounding moves a boundary: bucket E + j begins at the least n with
+    The first half of the buckets are the single distances 0, 1, 2, ...; the others are spaced
+    logarithmically up to `max_distance`, and the last contains all larger distances. Computed in
+    integers, so no rounding moves a boundary: bucket E + j begins at the smallest n with
     (n / E)^L >= (max_distance / E)^j, for E exact and L logarithmic buckets.
     """
     exact = buckets // 2
@@ -53,11 +53,11 @@ class RelativeBias(Bias):
 
     @property
     def _side(self) -> int:
-        """How many buckets one direction has."""
+        """Number of buckets per direction."""
         return self.table.shape[-1] // (2 if self.bidirectional else 1)
 
     def check(self, layout: Layout) -> None:
-        """One row for each query head."""
+        """Checks that there is one row per query head."""
         if self.table.shape[0] != layout.N:
             raise ValueError(
                 f"table has shape {list(self.table.shape)} but must be [N, buckets] with "
@@ -76,7 +76,7 @@ class RelativeBias(Bias):
         return bucket + self._side * (distance > 0).astype(bucket.dtype)
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """Looked up by distance."""
+        """`table[n, bucket(distance)]` of every pair in the block."""
         far = bucket_starts(self._side, self.max_distance)[-1]
         limits = (-far, far if self.bidirectional else 0)
         rows = jnp.asarray(self.table).astype(stats_dtype(self.table.dtype))[None]
@@ -84,23 +84,24 @@ class RelativeBias(Bias):
 
 
 def relative_bias(table: Table, bidirectional: bool = True, max_distance: int = 128) -> Bias:
-    """T5's relative bias, `bias(t, s) = table[n, bucket(position_s - position_t)]`.
+    """T5's relative position bias, `bias(t, s) = table[n, bucket(position_s - position_t)]`.
 
     Half of the buckets of a direction are single distances, the others grow logarithmically up to
-    `max_distance`; the last takes everything beyond. With `bidirectional` the first half of the
-    table is for keys at or before the query and the second for those after it; otherwise all keys
-    after it are at distance 0, as suits `causal()`.
+    `max_distance`; the last contains all larger distances. With `bidirectional` the first half of
+    the table is for keys at or before the query, the second for keys after it. Otherwise all keys
+    after the query use bucket 0, for use with `causal()`.
 
     Args:
-        table: `[N, buckets]`, finite; it gets gradients. Not scaled: T5 adds it to unscaled dots.
-        bidirectional: whether keys before and after have buckets of their own.
-        max_distance: from this distance on there is one bucket.
+        table: `[N, buckets]`, finite, differentiable. Not scaled: T5 adds it to unscaled dot
+            products.
+        bidirectional: whether keys before and after the query have separate buckets.
+        max_distance: all distances from this one on share the last bucket.
 
     Returns:
         A bias object.
 
     Raises:
-        ValueError: too few buckets, or a `max_distance` that the single ones reach.
+        ValueError: too few buckets, or `max_distance` within the single-distance buckets.
 
     Example:
         >>> table = jnp.arange(8.0)[None]
@@ -122,11 +123,11 @@ def relative_bias(table: Table, bidirectional: bool = True, max_distance: int = 
     if side < 2:
         raise ValueError(
             f"table has {table.shape[1]} buckets but must have at least "
-            f"{'4 where bidirectional' if bidirectional else 2}"
+            f"{'4 if bidirectional' if bidirectional else 2}"
         )
     if max_distance <= side // 2:
         raise ValueError(
-            f"max_distance {max_distance} must be above {side // 2}, the distances that have a "
-            "bucket of their own"
+            f"max_distance {max_distance} must be above {side // 2}, the number of buckets with a "
+            "single distance"
         )
     return RelativeBias(table, bool(bidirectional), max_distance)

@@ -1,4 +1,4 @@
-"""Relative positions of Shaw et al.: a key for each distance."""
+"""Shaw et al.'s relative position bias: one learned key per clipped distance."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -31,21 +31,21 @@ class Shaw(ContentBias):
         return "shaw", {"table": self.table}
 
     def check(self, layout: Layout) -> None:
-        """Rows as deep as the query."""
+        """Checks that rows have the query's depth H."""
         check_per_head("table", self.table, "2k + 1, H", layout, 2 * self.reach + 1, layout.H)
 
     def prepare(self, query: Array, key: Array) -> Sides:
-        """Every query's product with every row, `[*B, N, T, 2k + 1]`: O(T · k)."""
+        """Products of all queries with all rows, `[*B, N, T, 2k + 1]`: O(T · k)."""
         table = over_heads(self.table, 2, query.ndim)
         products = matmul(query, jnp.swapaxes(table, -1, -2))
         return Sides(query=products / np.sqrt(max(query.shape[-1], 1)).astype(products.dtype))
 
     def per_head(self) -> "Shaw":
-        """The table is used up by `prepare`."""
+        """Without the table, which only `prepare` uses."""
         return Shaw(None, self.reach)
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """Looked up by clipped distance."""
+        """The query's product with the row of the clipped distance, for every pair in the block."""
         k = self.reach
         return by_distance(
             sides.query,
@@ -57,15 +57,15 @@ class Shaw(ContentBias):
 
 
 def shaw(table: Table) -> Bias:
-    """Relative keys: `bias(t, s) = q_t · table[k + clip(position_s - position_t, -k, k)] / √H`.
+    """Shaw et al.'s relative keys, `q_t · table[k + clip(position_s - position_t, -k, k)] / √H`.
 
-    The paper's e_ts = q_t · (k_s + a_ts) / √H is `scaled_dot() + shaw(table)`. It depends on the
-    query, so it has no array of its own; for the paper's relative values see
+    The paper's e_ts = q_t · (k_s + a_ts) / √H is `scaled_dot() + shaw(table)`. The bias depends on
+    the query, so it has no `to_array`; for the paper's relative values see
     `attention_jax.shaw_attention`.
 
     Args:
-        table: `[2k + 1, H]`, shared by all heads as in the paper, or `[N, 2k + 1, H]`. Row k is
-            distance 0; it gets gradients.
+        table: `[2k + 1, H]`, shared by all heads as in the paper, or `[N, 2k + 1, H]`;
+            differentiable. Row k is distance 0.
 
     Returns:
         A bias object.

@@ -1,4 +1,4 @@
-"""Sinusoidal position encodings."""
+"""Sinusoidal position encoding."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Real
@@ -11,20 +11,20 @@ from attention_jax.positions.phases import geometric, waves
 def sinusoidal(
     positions: Real[AnyArray, "*T"], features: int, *, base: float | int = 10_000.0
 ) -> Float[Array, "*T features"]:
-    """The sinusoidal encoding of positions.
+    """Sinusoidal position encoding, `[*T, features]`.
 
         P(p, 2i) = sin(p / base^(2i / D)),  P(p, 2i + 1) = cos(p / base^(2i / D))
 
-    Sines stand in the even channels, cosines in the odd ones; an odd width ends on a sine. At
-    integer positions the phases are exact, however far out.
+    Sines are in the even channels, cosines in the odd ones; an odd width ends with a sine. At
+    integer positions the phases are exact, whatever their size.
 
     Args:
-        positions: any integer or floating array of positions.
+        positions: integer or floating array of any shape.
         features: D, the number of channels, at least 1.
         base: the slowest wavelength is about 2π·base.
 
     Returns:
-        float32, the positions' shape with an axis of `features` behind it.
+        float32, the shape of `positions` with a last axis of size `features`.
 
     References:
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.5.

@@ -1,4 +1,4 @@
-"""Relative positions of Transformer-XL: sinusoids of the distance, weighed by the query."""
+"""Transformer-XL's relative position bias: sinusoids of the distance, weighted by the query."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ class TransformerXL(ContentBias):
         return "transformer_xl", shown | {"base": self.base}
 
     def check(self, layout: Layout) -> None:
-        """Everything is as deep as query and key, which agree."""
+        """Checks that query, key, weight, u and v have the same depth H."""
         if layout.H != layout.Hk:
             raise ValueError(f"query depth {layout.H} and key depth {layout.Hk} must match (H)")
         check_per_head("weight", self.weight, "D, H", layout, self.features, layout.H)
@@ -54,13 +54,13 @@ class TransformerXL(ContentBias):
         return Sides(query=by_wave, key=content)
 
     def per_head(self) -> "TransformerXL":
-        """The parameters are used up by `prepare`."""
+        """Without the parameters, which only `prepare` uses."""
         return TransformerXL(None, None, None, self.base, self.features)
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """One product of depth D: waves of a distance are products of waves of positions.
+        """One product of depth D: sinusoids of a distance from sinusoids of the two positions.
 
-        sin ω(t - s) = sin ωt cos ωs - cos ωt sin ωs, and alike for the cosine.
+        sin ω(t - s) = sin ωt cos ωs - cos ωt sin ωs, and the same for the cosine.
         """
         by_wave = sides.query
         if by_wave.shape[-1] % 2:
@@ -69,33 +69,32 @@ class TransformerXL(ContentBias):
         frequencies = geometric(self.base, self.features)
         sin_t, cos_t = waves(query_positions, frequencies, by_wave.dtype)
         sin_s, cos_s = waves(key_positions, frequencies, by_wave.dtype)
-        turned = by_sin * sin_t + by_cos * cos_t, by_cos * sin_t - by_sin * cos_t
+        rotated = by_sin * sin_t + by_cos * cos_t, by_cos * sin_t - by_sin * cos_t
         content = sides.key[None, :].astype(by_wave.dtype)
-        return matmul(turned[0], cos_s.T) + matmul(turned[1], sin_s.T) + content
+        return matmul(rotated[0], cos_s.T) + matmul(rotated[1], sin_s.T) + content
 
 
 def _vector(vector: Any, ndim: int) -> Array:
-    """`[H]` or `[N, H]`, against an array `[*B, N, length, H]`."""
+    """`[H]` or `[N, H]`, reshaped to broadcast with `[*B, N, length, H]`."""
     return over_heads(vector if np.ndim(vector) == 2 else jnp.asarray(vector)[None], 1, ndim)
 
 
 def transformer_xl(weight: Weight, u: Vector, v: Vector, *, base: float | int = 10_000.0) -> Bias:
-    """Transformer-XL's relative positions, to be added to the scaled dot product.
+    """Transformer-XL's relative position bias, for the scaled dot product.
 
         bias(t, s) = (u · k_s  +  (q_t + v) · r_ts) / √H,   r_ts = Wᵀ R(position_t - position_s)
 
-    R is `sinusoidal`. With q · k that makes the paper's four terms: `scaled_dot() +
-    transformer_xl(weight, u, v)`. A pair costs 2·D operations besides the score's, whatever the
-    distance; no strip of distances is needed, so any positions cost the same.
+    R is `sinusoidal`. The paper's four terms are `scaled_dot() + transformer_xl(weight, u, v)`. It
+    costs 2·D operations per pair in addition to the score, the same for any positions.
 
     Args:
-        weight: `[D, H]` or `[N, D, H]`, W_{k,R}: from D sinusoidal features to a head's depth.
-        u: `[H]` or `[N, H]`, in place of a query in the content term.
-        v: `[H]` or `[N, H]`, in place of a query in the position term.
-        base: of the sinusoids.
+        weight: `[D, H]` or `[N, D, H]`, W_{k,R}: projects D sinusoidal features to depth H.
+        u: `[H]` or `[N, H]`, replaces the query in the content term.
+        v: `[H]` or `[N, H]`, replaces the query in the position term.
+        base: base of the sinusoids' wavelengths.
 
     Returns:
-        A bias object; its parameters get gradients.
+        A bias object; its parameters are differentiable.
 
     References:
         Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context",

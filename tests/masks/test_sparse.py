@@ -1,4 +1,4 @@
-"""Sparse patterns against their definitions, block maps that are exact, and the engine on them."""
+"""Sparse patterns: definitions, exact block maps, and kernels against the reference."""
 
 import time
 
@@ -16,7 +16,7 @@ GRID = (3, 4, 2)
 
 
 def chosen(mask, length, size):
-    """Which key blocks each query block sees, from single positions."""
+    """The key blocks visible to each query block, from a mask of single positions."""
     at = np.arange(0, length, size)
     rows = -(-length // size)
     return np.asarray(mask.to_array(rows, rows, query_positions=at, key_positions=at))
@@ -85,7 +85,7 @@ EXACT = set(CASES) - {"longformer", "sparse_strided", "sparse_fixed", "bigbird"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pattern_is_its_definition(name):
+def test_a_pattern_equals_its_definition(name):
     mask, oracle = CASES[name]
     for T, S in ((24, 24), (7, 23), (31, 5)):
         t, s = np.arange(T)[:, None], np.arange(S)
@@ -108,7 +108,7 @@ def test_block_maps_are_sound_and_exact(name):
         size_q, size_k = size if isinstance(size, tuple) else (size, size)
         plane = np.asarray(mask.to_array(T, S))
         kinds = mask.block_map(T, S, size).kinds
-        assert isinstance(kinds, np.ndarray), "static: known while tracing"
+        assert isinstance(kinds, np.ndarray), "static: known at trace time"
         for i, j in np.ndindex(kinds.shape):
             block = plane[i * size_q : (i + 1) * size_q, j * size_k : (j + 1) * size_k]
             if name in EXACT:
@@ -116,7 +116,7 @@ def test_block_maps_are_sound_and_exact(name):
             else:
                 assert kinds[i, j] or not block.any()
                 assert kinds[i, j] < 2 or block.all()
-    # positions that are not in order: still sound, and the same where they are traced
+    # unsorted positions: the map is still sound, and equal when they are traced
     at = np.random.default_rng(0).permutation(24)
 
     def kinds_at(at):
@@ -133,7 +133,7 @@ def test_block_maps_are_sound_and_exact(name):
     np.testing.assert_array_equal(jax.jit(kinds_at)(at), kinds)
 
 
-def test_published_patterns_skip_what_they_promise():
+def test_published_patterns_skip_empty_blocks():
     nearby = masks.bigbird(KEY, 4096, 64)
     kinds = nearby.block_map(4096, 4096, 64).kinds
     assert set(np.unique(kinds)) == {0, 2}
@@ -142,7 +142,7 @@ def test_published_patterns_skip_what_they_promise():
     assert masks.longformer(256, 1).block_map(4096, 4096, 128).density < 0.16
 
 
-def test_random_blocks_are_of_key_head_and_position():
+def test_random_blocks_depend_on_key_head_and_position():
     mask = masks.random(KEY, 100, 10, 3, num_heads=4)
     plane = np.asarray(mask.to_array(100, 100))
     assert plane.shape == (4, 100, 100)
@@ -152,10 +152,10 @@ def test_random_blocks_are_of_key_head_and_position():
     assert len({head.tobytes() for head in picked}) == 4
     other = masks.random(jax.random.fold_in(KEY, 1), 100, 10, 3, num_heads=4)
     assert (np.asarray(other.to_array(100, 100)) != plane).any()
-    # a row alone, as in a cache, is the row of the whole
+    # a single row, as in cached decoding, equals the row of the full mask
     row = mask.to_array(1, 100, query_positions=np.array([37]))
     np.testing.assert_array_equal(row[:, 0], plane[:, 37])
-    # all blocks alike, and all of them where there are no more
+    # the choice is uniform over blocks; with few blocks all are chosen
     many = np.asarray(
         masks.random(KEY, 700, 7, 2, num_heads=50).to_array(
             100, 700, query_positions=np.arange(0, 700, 7)
@@ -165,7 +165,7 @@ def test_random_blocks_are_of_key_head_and_position():
     assert counts.sum() == 50 * 100 * 2
     assert 50 < counts.min() < counts.max() < 160
     assert masks.random(KEY, 20, 10, 5).to_array(20, 20).all()
-    # a traced key chooses the same, and so does a known key inside jit
+    # a traced key gives the same choice, and so does a concrete key inside jit
     traced = jax.jit(lambda key: masks.random(key, 100, 10, 3, num_heads=4).to_array(100, 100))
     np.testing.assert_array_equal(traced(KEY), plane)
     np.testing.assert_array_equal(jax.jit(lambda: mask.to_array(100, 100))(), plane)
@@ -195,7 +195,7 @@ ENGINE = {
 }
 
 
-# all kernels for the one with a map for each head; the others are masks like any
+# All kernels for the mask with one block map per head; flash alone for the other.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.thorough] if n == "bigbird" else []) for n in ENGINE],
@@ -228,7 +228,7 @@ def test_every_kernel_agrees_with_the_reference(name):
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=2e-5)
 
 
-def test_rows_that_see_everything_stand_between_rows_that_see_little():
+def test_rows_with_every_block_among_rows_with_few_blocks():
     rng = np.random.default_rng(2)
     q, k, v, d_out = rng.normal(size=(4, 67, 1, 4)).astype(np.float32)
     mask = masks.longformer(6, [0, 40]) | masks.random(KEY, 67, 4, 1)
@@ -253,7 +253,7 @@ def test_rows_that_see_everything_stand_between_rows_that_see_little():
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=2e-5)
 
 
-def test_a09_a_window_means_what_it_says():
+def test_a09_window_sizes():
     for size in (1, 2, 6, 9):
         counts = np.asarray((masks.causal() & masks.window(size - 1, 0)).to_array(6, 6)).sum(1)
         assert counts.tolist() == [min(size, t + 1) for t in range(6)]
@@ -261,7 +261,7 @@ def test_a09_a_window_means_what_it_says():
         assert counts.tolist() == [min(size + 1, t + 1) for t in range(6)]
     symmetric = np.asarray(masks.window(3, 3).to_array(6, 6))
     assert symmetric.sum(1).tolist() == [4, 5, 6, 6, 5, 4]
-    # the articles' window_size // 2, odd or even; a comb without gaps is the same
+    # window_size // 2 on each side, odd or even; dilation 1 is the same
     for size in (6, 7):
         np.testing.assert_array_equal(masks.local(size).to_array(6, 6), symmetric)
         np.testing.assert_array_equal(masks.dilated(size, 1).to_array(6, 6), symmetric)
@@ -292,7 +292,7 @@ def test_a_million_positions():
         (lambda: masks.global_tokens([1.5]), TypeError, "tokens must be integers"),
         (lambda: masks.global_tokens([[1]]), ValueError, "list of ints"),
         (lambda: jax.jit(lambda x: masks.global_tokens(x).to_array(2, 2))(jnp.array([1])),
-         TypeError, "known while tracing"),
+         TypeError, "known at trace time"),
         (lambda: masks.axial((2, 3), 2), ValueError, r"axis 2 is out of range .* \[2, 3\]"),
         (lambda: masks.axial((2, 0), 0), ValueError, "shape must be at least 1"),
         (lambda: masks.random(0, 8, 2), TypeError, "key must be one PRNG key"),

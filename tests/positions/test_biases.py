@@ -1,4 +1,4 @@
-"""Biases against their definitions for all pairs in float64, on every path and with gradients."""
+"""Position biases and their gradients against float64 definitions, in every implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_a_bias_is_its_definition_on_every_path(name):
+def test_a_bias_equals_its_definition_in_every_implementation(name):
     make, oracle, *parameters = BIASES[name]
     query, key, value, d_out = inputs()
     wide = [np.asarray(x, np.float64) for x in (query, key, *parameters)]
@@ -196,13 +196,13 @@ def test_a21_slopes():
     assert np.all(np.diff(array[:, 0]) < 0)
 
 
-def test_a21_buckets_are_the_authors():
+def test_a21_buckets_equal_the_authors_code():
     for bidirectional, buckets, most in ((True, 32, 128), (False, 32, 128), (False, 9, 50)):
         d = np.arange(-300, 300)
         bias = relative_bias(np.zeros((1, buckets), np.float32), bidirectional, most)
         np.testing.assert_array_equal(bias.bucket(d), t5_bucket(d, bidirectional, buckets, most))
         np.testing.assert_array_equal(bias.bucket(jnp.asarray(d)), bias.bucket(d))
-    # the boundaries that floating point cannot be trusted with
+    # boundaries that floating-point logarithms may round wrongly
     assert bucket_starts(16, 128) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 
 
@@ -217,7 +217,7 @@ def test_to_array(name):
         np.testing.assert_allclose(np.broadcast_to(got, want.shape), want, rtol=1e-6)
 
 
-def test_arrays_at_the_edge():
+def test_to_array_of_empty_lengths_and_of_content_biases():
     assert alibi(3).to_array(0, 4).shape == (3, 0, 4)
     assert relative_bias(BIASES["t5"][2]).to_array(3, 0).shape == (N, 3, 0)
     with pytest.raises(TypeError, match="depends on the query"):
@@ -225,7 +225,7 @@ def test_arrays_at_the_edge():
 
 
 @pytest.mark.parametrize("name", ["shaw", "shaw, per head"])
-def test_a_shaw_score_stands_by_itself_too(name):
+def test_a_score_plus_shaw_called_directly(name):
     query, key, *_ = inputs()
     table = BIASES[name][2]
     got = (aj.scores.scaled_dot() + shaw(table))(query, key)
@@ -235,13 +235,13 @@ def test_a_shaw_score_stands_by_itself_too(name):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_cache_step_is_the_row_of_the_whole():
+def test_a_decoding_step_equals_the_row_of_the_full_pass():
     query, key, value, _ = inputs()
     for name in ("alibi", "t5", "shaw", "transformer_xl"):
         make, _, *parameters = BIASES[name]
         bias = make(*parameters)
         whole = aj.attend(query, key[:, :T], value[:, :T], bias=bias, mask=aj.masks.causal())
-        # slots beyond the step are in the future, whatever they hold
+        # cache entries after the step are masked, even if NaN
         step = aj.attend(
             query[:, 5:6],
             np.where(np.arange(S)[:, None, None] > 5, np.nan, key),
@@ -253,7 +253,7 @@ def test_a_cache_step_is_the_row_of_the_whole():
         np.testing.assert_allclose(step[:, 0], whole[:, 5], rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_far_out_and_vmap():
+def test_half_precision_distant_positions_and_vmap():
     query, key, value, _ = inputs()
     table = BIASES["shaw"][2]
     low = [jnp.asarray(x).astype(jnp.bfloat16) for x in (query, key, value, table)]

@@ -11,7 +11,7 @@ rotary = positions.rotary
 
 
 def oracle(x, at, theta, *, width=None, interleaved=False, gain=1.0):
-    """Pairs as complex numbers, turned by `at · theta`; float64."""
+    """Channel pairs as complex numbers, rotated by `at · theta`; float64."""
     x = np.asarray(x, np.float64)
     width = x.shape[-1] if width is None else width
     a, b = (
@@ -19,12 +19,12 @@ def oracle(x, at, theta, *, width=None, interleaved=False, gain=1.0):
         if interleaved
         else (x[..., : width // 2], x[..., width // 2 : width])
     )
-    turned = (a + 1j * b) * np.exp(1j * np.asarray(at)[..., None, None] * theta) * gain
+    rotated = (a + 1j * b) * np.exp(1j * np.asarray(at)[..., None, None] * theta) * gain
     out = x.copy()
     if interleaved:
-        out[..., 0:width:2], out[..., 1:width:2] = turned.real, turned.imag
+        out[..., 0:width:2], out[..., 1:width:2] = rotated.real, rotated.imag
     else:
-        out[..., : width // 2], out[..., width // 2 : width] = turned.real, turned.imag
+        out[..., : width // 2], out[..., width // 2 : width] = rotated.real, rotated.imag
     return out
 
 
@@ -38,7 +38,7 @@ def x():
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_it_turns_pairs_by_exact_phases(x, interleaved):
+def test_rotary_rotates_pairs_by_exact_phases(x, interleaved):
     for at in (
         np.arange(5),
         np.array([0, 1, 999_983, 10**6, 2**31 - 1]),
@@ -78,7 +78,7 @@ def test_a19_the_dot_product_depends_on_the_distance_alone(x):
         for dot in dots[1:]:
             np.testing.assert_allclose(dot, dots[0], atol=1e-5)
         assert np.abs(dots[0] - (query * key).sum(-1)).max() > 0.1
-    # the two conventions are one, up to the order of the channels
+    # the two conventions are equal up to the order of the channels
     order = np.arange(8).reshape(4, 2).T.ravel()
     at = np.arange(5)
     np.testing.assert_allclose(
@@ -86,7 +86,7 @@ def test_a19_the_dot_product_depends_on_the_distance_alone(x):
     )
 
 
-def test_a20_an_offset_call_is_the_rows_of_a_long_one(x):
+def test_a20_a_call_at_an_offset_equals_rows_of_a_longer_call(x):
     whole = rotary(x, np.arange(5))
     step = jax.jit(lambda x, start: rotary(x, start + jnp.arange(x.shape[1])))
     for start in (3, 0, 3):
@@ -109,7 +109,7 @@ def test_scalings(x):
     np.testing.assert_allclose(slower[[0, -1]], theta[[0, -1]] / [1, 4])
     np.testing.assert_allclose(got, oracle(x, at, slower), atol=3e-6)
 
-    # 2048 trained positions: channel i turns 2048 θ_i / 2π times, 326, 32.6, 3.26 and 0.33
+    # 2048 trained positions: channel i makes 2048 θ_i / 2π rotations: 326, 32.6, 3.26 and 0.33
     def channel(turns):
         return 8 * np.log(2048 / (turns * 2 * np.pi)) / (2 * np.log(10_000))
 
@@ -122,7 +122,7 @@ def test_scalings(x):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_dtype_stays(x, dtype):
+def test_the_dtype_is_kept(x, dtype):
     narrow = jnp.asarray(x).astype(dtype)
     got = rotary(narrow, np.arange(5))
     assert got.dtype == narrow.dtype
@@ -130,10 +130,10 @@ def test_the_dtype_stays(x, dtype):
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=1e-2)
 
 
-def test_gradient_is_the_turn_back(x):
+def test_the_gradient_is_the_inverse_rotation(x):
     at = np.arange(5)
-    turned, pull = jax.vjp(lambda x: rotary(x, at, interleaved=True), x)
-    np.testing.assert_allclose(pull(turned)[0], x, atol=2e-6)
+    rotated, pull = jax.vjp(lambda x: rotary(x, at, interleaved=True), x)
+    np.testing.assert_allclose(pull(rotated)[0], x, atol=2e-6)
     empty = rotary(x[:, :0], np.arange(0))
     assert empty.shape == (2, 0, 3, 8)
     np.testing.assert_array_equal(rotary(x, at, fraction=0), x)
@@ -159,7 +159,7 @@ def test_rotary_mistakes(x, call, error, message):
         call(x)
 
 
-def test_sinusoids_are_exact_far_out_and_end_on_a_sine():
+def test_sinusoids_are_exact_at_large_positions_and_odd_widths_end_with_a_sine():
     at = np.array([[0, 1, 5], [1_000, 999_999, 10**6]])
     got = positions.sinusoidal(at, 7)
     assert got.shape == (2, 3, 7)
