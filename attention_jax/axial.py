@@ -2,8 +2,8 @@
 
     attend(query, key, value, mask=masks.axial(shape, axis))
 
-without the mask: every line of the grid is an example of its own, so the cost is T · shape[axis]
-and no pair outside a line is ever touched.
+without the mask: every line of the grid becomes an example, so the cost is T · shape[axis] and no
+pair outside a line is computed.
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ def axial_attention(
     block_size: int | tuple[int, int] | None = None,
     precision: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention along one axis of a grid, `attend(..., mask=masks.axial(shape, axis) & mask)`.
+    """Axial attention: `attend(..., mask=masks.axial(shape, axis) & mask)`, by reshaping.
 
     Args:
         query: `[*B, T, N, H]`, T the number of cells of the grid in row-major order.
         key: `[*B, T, K, H]`.
         value: `[*B, T, K, V]`.
         shape: the grid's sizes, whose product is T.
-        axis: the axis to look along; negative counts from the last.
+        axis: the axis of attention; negative values count from the last axis.
         score: as in `attend`.
-        mask: who may look besides; positions are those of the whole grid, 0..T-1. A mask object, or
-            a bool array that masks keys or queries, `[*B, N or 1, T or 1, 1]` and the like.
-        bias: a bias object, which goes by the same positions.
+        mask: a further mask, on the positions of the whole grid, 0..T-1. A mask object, or a bool
+            array that masks queries, `[*#B, #N, T, 1]`, or keys, `[*#B, #N, 1, T]`.
+        bias: a bias object, on the same positions.
         implementation: as in `attend`.
         block_size: as in `attend`.
         precision: as in `attend`.
@@ -61,7 +61,7 @@ def axial_attention(
         `[*B, T, N, V]` with the query's dtype.
 
     Raises:
-        ValueError: T and S are not the number of cells; a mask array has an entry for each pair.
+        ValueError: T or S is not the number of cells; a mask array has an entry for each pair.
 
     Example:
         >>> image = jnp.ones((3, 32 * 32, 4, 8))
@@ -81,7 +81,7 @@ def axial_attention(
         )
     if bias is not None and (isinstance(bias, ArrayBias) or not isinstance(bias, Term)):
         raise TypeError(
-            "axial_attention takes a bias object, which goes by position; for a bias array use "
+            "axial_attention takes a bias object of positions; for a bias array use "
             "attend(..., mask=masks.axial(shape, axis), bias=array)"
         )
     grid = _Grid(layout.batch, sizes, at)
@@ -108,7 +108,7 @@ def axial_attention(
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """How cells are cut into lines along `axis`."""
+    """The reshaping of the grid's cells to lines along `axis`, and back."""
 
     batch: Shape
     sizes: Shape
@@ -121,7 +121,7 @@ class _Grid:
 
     @property
     def lead(self) -> Shape:
-        """The batch axes of the lines."""
+        """The leading axes of the lines."""
         return (*self.batch, *self.others)
 
     def lines(self, x: Any, behind: int) -> Any:
@@ -138,7 +138,7 @@ class _Grid:
         return x.reshape(*self.batch, math.prod(self.sizes), *x.shape[-2:])
 
     def sides(self, data: Sides) -> Sides:
-        """A mask's data, cut into lines."""
+        """A mask's data, reshaped to lines."""
         return Sides(
             query=jax.tree.map(lambda x: self._side(x, 0), data.query),
             key=jax.tree.map(lambda x: self._side(x, 0), data.key),
@@ -146,7 +146,7 @@ class _Grid:
         )
 
     def lost(self, x: Any) -> Any:
-        """Which examples a mask calls spoiled, for all their lines."""
+        """The mask's `spoiled()`, for all lines of an example."""
         return None if x is None else self._side(x, 0)
 
     def _side(self, x: Any, behind: int) -> Any:
@@ -162,7 +162,7 @@ class _Grid:
         return xp.moveaxis(x, head, head + len(self.others))
 
     def _pair(self, x: Any) -> Any:
-        """A pair array that has one entry for each query, or one for each key."""
+        """A pair array with one entry per query or one per key, reshaped to lines."""
         if x.shape[-2] > 1 and x.shape[-1] > 1:
             raise ValueError(
                 f"mask has an entry for each pair, {list(x.shape)}; axial_attention takes masks of "
@@ -176,18 +176,18 @@ class _Grid:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Lines(Mask):
-    """A mask of the whole grid, with its data cut into lines."""
+    """A mask of the whole grid, with its data reshaped to lines."""
 
     mask: Mask
     sides: Sides
     lost: Any = None
 
     def spoiled(self) -> Any:
-        """What the inner mask has lost."""
+        """As in the inner mask."""
         return self.lost
 
     def prepare(self, lengths: Lengths) -> Sides:
-        """The data, already cut."""
+        """The reshaped data."""
         return self.sides
 
     def per_head(self) -> Mask:
@@ -195,9 +195,9 @@ class Lines(Mask):
         return self.mask.per_head()
 
     def allowed(self, view: View) -> Any:
-        """As the inner mask."""
+        """As in the inner mask."""
         return self.mask.allowed(view)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """As the inner mask."""
+        """As in the inner mask."""
         return self.mask.decide(low, high)

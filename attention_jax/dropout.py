@@ -2,12 +2,12 @@
 
     keep(b, n, t, s) = hash(key, b, n, position of t, position of s) >= rate · 2³²
 
-The mask is a function of those five alone. It is computed where a block is computed and never
-stored, so implementation, block size, rematerialisation and sharding cannot change it.
+The mask is a function of these arguments alone. It is computed with each block and never stored, so
+implementation, block size, rematerialisation and sharding do not change it.
 
-Each row and each column gets 32 random bits from threefry once, O(T + S); an entry mixes its row's
-and its column's bits with the finaliser of MurmurHash3, a bijection in which every input bit moves
-every output bit.
+Threefry gives 32 random bits per row and per column, O(T + S). An entry combines its row's and its
+column's bits with the finaliser of MurmurHash3, a bijection in which every input bit affects every
+output bit.
 
 References:
     Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting".
@@ -29,7 +29,7 @@ from attention_jax._core.term import Sides
 def row_and_column_bits(
     key: Any, layout: Layout, query_positions: Any, key_positions: Any, *, shared: bool = False
 ) -> Sides:
-    """32 random bits for each (batch, head, query position) and for each key position.
+    """32 random bits per (batch, head, query position) and per key position.
 
     Args:
         key: a PRNG key, typed or raw.
@@ -64,7 +64,7 @@ def _bits(words: Array, streams: Array, positions: Any) -> Array:
 def keep(
     row_bits: UInt32[Array, " Tb"], column_bits: UInt32[Array, " Sb"], rate: float | int
 ) -> Bool[Array, "Tb Sb"]:
-    """Which weights of one block of one head are kept: each with probability `1 - rate`."""
+    """The dropout mask of one block of one head: True, with probability `1 - rate`, is kept."""
     x = row_bits[:, None] ^ column_bits[None, :]
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

@@ -1,10 +1,10 @@
-"""Attention with relative values: what a query gets depends on how far away it was found.
+"""Shaw attention: relative keys and relative values.
 
     out_t = Σ_s p_ts (v_s + value_table[k + clip(position_s - position_t, -k, k)])
 
-The second sum needs only 2k + 1 numbers a query, the weight of each clipped distance. They come out
-of the same engine: those within the band from one pass over the band alone, the two ends from the
-log-sum-exp of what lies beyond it.
+The sum over value_table needs 2k + 1 numbers per query: the total weight of each clipped distance.
+Distances within the band |distance| < k come from one pass of `attend` over the band; the two ends
+come from the log-sum-exps of the keys beyond it.
 """
 
 from typing import Any
@@ -51,21 +51,22 @@ def shaw_attention(
     block_size: int | tuple[int, int] | None = None,
     precision: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Shaw et al.'s attention: relative keys and relative values.
+    """Shaw et al.'s attention with relative keys and relative values, `[*B, T, N, V]`.
 
         e_ts  = score(q_t, k_s) + q_t · key_table[c_ts] / √H,   c_ts = k + clip(distance, -k, k)
         out_t = Σ_s softmax_s(e_ts) · (v_s + value_table[c_ts])
 
-    Nothing of size T·S is built. It costs up to two more passes over the pairs, without values, and
-    one over the band of distances below k; beyond `causal()` there is no pair, and no cost.
+    No array of size T·S is built. It costs up to two more passes over the pairs, without values,
+    and one over the band of distances below k. With `causal()`, the pass over later keys is empty
+    and costs nothing.
 
     Args:
         query: `[*B, T, N, H]`.
         key: `[*B, S, K, H]`.
         value: `[*B, S, K, V]`.
-        key_table: `[2k + 1, H]` or `[N, 2k + 1, H]`, as for `positions.shaw`, which is this without
-            the relative values.
-        value_table: `[2k + 1, V]` or `[N, 2k + 1, V]`, with a k of its own; it gets gradients.
+        key_table: `[2k + 1, H]` or `[N, 2k + 1, H]`, as for `positions.shaw`, which has no relative
+            values.
+        value_table: `[2k + 1, V]` or `[N, 2k + 1, V]`, differentiable; its k may differ.
         score: as in `attend`.
         mask: as in `attend`.
         bias: as in `attend`.
@@ -101,12 +102,12 @@ def shaw_attention(
     layout = make_request(query, key, value, mask=mask, **given).layout
     check_per_head("value_table", value_table, "2k + 1, V", layout, 2 * k + 1, layout.V)
 
-    def passed(value: Any, where: Mask | None) -> tuple[Array, Array]:
+    def attend_part(value: Any, where: Mask | None) -> tuple[Array, Array]:
         both = mask if where is None else where if mask is None else mask & where
         out, stats = attend_with_stats(query, key, value, mask=both, **given, **how)
         return out, jnp.swapaxes(stats.lse, -1, -2)[..., None]
 
-    out, lse = passed(value, None)
+    out, lse = attend_part(value, None)
     seen = lse != NEG_INF
     nothing = jnp.zeros((*layout.batch, layout.S, layout.K, 0), lse.dtype)
 
@@ -117,8 +118,10 @@ def shaw_attention(
     if k == 0:
         weights = seen.astype(lse.dtype)
     else:
-        before, after = (passed(nothing, ~w)[1] for w in (window(k - 1, None), window(None, k - 1)))
-        band, part = passed(_residues(key_positions, layout, 2 * k - 1), window(k - 1, k - 1))
+        before, after = (
+            attend_part(nothing, ~w)[1] for w in (window(k - 1, None), window(None, k - 1))
+        )
+        band, part = attend_part(_residues(key_positions, layout, 2 * k - 1), window(k - 1, k - 1))
         band = _by_distance(band, query_positions, k).astype(lse.dtype) * share(part)
         weights = jnp.concatenate([share(before), band, share(after)], axis=-1)
     table = over_heads(value_table, 2, weights.ndim)
@@ -127,7 +130,7 @@ def shaw_attention(
 
 
 def _residues(positions: Any, layout: Any, count: int) -> Array:
-    """One-hot of `position mod count` for each key: within a band of `count`, its distance."""
+    """One-hot of `position mod count` per key, which identifies the distance within a band."""
     positions = np.arange(layout.S) if positions is None else jnp.asarray(positions)
     hot = jax.nn.one_hot(positions % count, count, dtype=jnp.float32)
     hot = hot.reshape((1,) * (len(layout.batch) + 2 - hot.ndim) + hot.shape)[..., None, :]
@@ -135,7 +138,7 @@ def _residues(positions: Any, layout: Any, count: int) -> Array:
 
 
 def _by_distance(band: Array, positions: Any, k: int) -> Array:
-    """From residues to distances -(k - 1)..k - 1: each row of `[..., T, N, 2k - 1]` turned."""
+    """From residues to distances -(k - 1)..k - 1: rotates each row of `[..., T, N, 2k - 1]`."""
     T, count = band.shape[-3], 2 * k - 1
     positions = jnp.asarray(np.arange(T) if positions is None else positions)
     residue = (positions[..., None] + np.arange(1 - k, k)[(None,) * positions.ndim]) % count

@@ -1,9 +1,9 @@
-"""The masked softmax, whole and online.
+"""Masked softmax and log-sum-exp.
 
     p_s = exp(x_s - lse),  lse = ln Σ_s exp(x_s),  over visible s only
 
-Masked logits are replaced before exp, not after, so neither value nor gradient can see them. A row
-with nothing visible has weights 0 and lse -inf.
+Masked logits are replaced before exp, so they affect neither the value nor the gradient. An empty
+row has weights 0 and lse -inf.
 
 References:
     Milakov, Gimelshein 2018, "Online normalizer calculation for softmax", arXiv:1805.02867.
@@ -41,12 +41,12 @@ def masked_softmax(
     mask: Bool[AnyArray, "*mask"] | None = None,
     axis: int = -1,
 ) -> Float[Array, "*shape"]:
-    """The softmax over visible entries; rows sum to 1, or to 0 where nothing is visible.
+    """Softmax over visible entries; rows sum to 1, empty rows to 0.
 
     Args:
-        logits: floating; computed in float32 at least. An entry of -inf is invisible.
+        logits: floating; computed in float32 at least. An entry of -inf is masked.
         mask: bool, broadcastable to `logits`, True = visible.
-        axis: the axis that is normalised.
+        axis: the axis to normalise over.
 
     Returns:
         Weights with the dtype of `logits`.
@@ -64,7 +64,7 @@ def masked_softmax(
 
 
 def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array, Array]:
-    """`(lse, weights)` of rows; `visible` of None means every finite or NaN entry."""
+    """`(lse, weights)` along `axis`; entries of -inf are masked whatever `visible` is."""
     visible = x != NEG_INF if visible is None else visible & (x != NEG_INF)
     x = jnp.where(visible, x, 0)
     if x.shape[axis] == 0:
@@ -75,7 +75,7 @@ def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array,
     powers = jnp.where(visible, jnp.exp(jnp.where(visible, x - top, 0)), 0)
     total = jnp.sum(powers, axis=axis, keepdims=True)
     empty = total == 0
-    # What a hidden weight would do to an output, however much, ends here going back.
+    # This where blocks gradients from masked weights.
     weights = jnp.where(visible, powers / jnp.where(empty, 1, total), 0)
     lse = jnp.where(empty, NEG_INF, top + jnp.log(jnp.where(empty, 1, total)))
     return jnp.squeeze(lse, axis), weights

@@ -1,4 +1,4 @@
-"""Axial attention by reshaping gives the numbers of the mask; Shaw's values those of the sum."""
+"""Axial attention against the axial mask; Shaw attention against the paper's sum."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ def arrays(*shapes, seed=0):
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def test_reshaping_gives_the_numbers_of_the_mask():
+def test_reshaping_equals_the_axial_mask():
     query, key, value = arrays((2, CELLS, 4, 6), (2, CELLS, 2, 6), (2, CELLS, 2, 3))
     lengths = np.array([CELLS, 17])
     key[1, 17:] = np.nan  # padding
@@ -86,7 +86,7 @@ def shaw_oracle(query, key, value, key_table, value_table, distance, mask):
     return found.out + np.einsum("...nts,...tsv->...tnv", found.weights, b[at])
 
 
-def test_shaw_attention_is_the_sum_of_the_paper():
+def test_shaw_attention_equals_the_paper():
     T, S = 7, 11
     query, key, value, a, b, c = arrays(
         (2, T, 4, 5), (2, S, 2, 5), (2, S, 2, 3), (7, 5), (5, 3), (1, 3)
@@ -96,14 +96,14 @@ def test_shaw_attention_is_the_sum_of_the_paper():
     distance = k_at[:, None, :] - q_at[:, :, None]
     keys = np.arange(S) < np.array([S, 6])[:, None]
     seen = (distance <= 3) & keys[:, None, :]
-    assert not seen.any(-1).all()  # one query sees nothing
+    assert not seen.any(-1).all()  # one row is empty
     for table, mask, plane in (
         (b, masks.window(None, 3) & masks.padding(np.array([S, 6])), seen[:, None]),
         (c, None, None),
     ):
-        spoiled = value.copy()
+        with_nan = value.copy()
         if mask is not None:
-            spoiled[1, 6:] = np.nan
+            with_nan[1, 6:] = np.nan
 
         def run(value, table, mask=mask):
             return aj.shaw_attention(
@@ -114,7 +114,7 @@ def test_shaw_attention_is_the_sum_of_the_paper():
             out, pull = jax.vjp(run, value, table)
             return out, pull(out)
 
-        out, (d_value, d_table) = jax.jit(both)(spoiled, table)
+        out, (d_value, d_table) = jax.jit(both)(with_nan, table)
         want = shaw_oracle(query, key, value, a, table, distance, plane)
         np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
         assert np.isfinite(d_value).all()

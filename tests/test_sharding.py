@@ -1,4 +1,4 @@
-"""Sequences divided among devices: the numbers and gradients of one device, and who is refused."""
+"""Sequences sharded among devices: values and gradients of one device, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def agree(got, expected):
     ],
     ids=["keys", "queries", "both", "heads and keys"],
 )
-def test_values_and_gradients_are_those_of_one_device(mesh, axes, mask):
+def test_values_and_gradients_equal_those_of_one_device(mesh, axes, mask):
     def loss(f, q, k, v, **options):
         return jnp.sum(jnp.sin(f(q, k, v, mask=mask, **options)))
 
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_those_of_one_device(mesh, axes, mask):
     agree(split(*arrays()), whole(*arrays()))
 
 
-def test_rows_that_see_nothing_on_some_or_all_devices(mesh):
+def test_rows_that_are_empty_on_some_or_all_devices(mesh):
     q, k, v = arrays(T=8, S=4)
     mask = causal & window(1, 0)  # queries 5, 6 and 7 have no key
     out = attend_split(q, k, v, mesh=mesh, keys="seq", mask=mask)
@@ -80,7 +80,7 @@ def test_parts_merge_into_the_whole():
     assert (empty[1] == -jnp.inf).all()
 
 
-def test_a_placement_says_which_axes_it_divides(mesh):
+def test_the_axes_of_a_placement(mesh):
     spec = placement(mesh, batch="data", heads="seq").spec
     assert tuple(spec) == ("data", None, "seq", None)
     assert placement(mesh, heads=("data", "seq"), batch_axes=0).spec[1] == ("data", "seq")
@@ -91,17 +91,17 @@ def test_a_placement_says_which_axes_it_divides(mesh):
     [
         ({"keys": "row"}, ValueError, "keys names mesh axis 'row'"),
         ({"keys": "seq", "heads": "seq"}, ValueError, "given for heads and for keys"),
-        ({"heads": "seq"}, ValueError, "K = 2 is no multiple of 4"),
-        ({"mask": aj.masks.padding(np.array([3, 4]))}, TypeError, "must go by position"),
-        ({"mask": np.ones((8, 12), bool)}, TypeError, "must go by position"),
+        ({"heads": "seq"}, ValueError, "K = 2 is not a multiple of 4"),
+        ({"mask": aj.masks.padding(np.array([3, 4]))}, TypeError, "must be a mask of positions"),
+        ({"mask": np.ones((8, 12), bool)}, TypeError, "must be a mask of positions"),
         (
             {"heads": "data", "score": aj.scores.general(jnp.eye(3))},
             ValueError,
-            "divided with the heads",
+            "cannot be sharded with the heads",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(mesh, axes, error, words):
+def test_sharding_mistakes(mesh, axes, error, words):
     with pytest.raises(error, match=words):
         attend_split(*arrays(), mesh=mesh, **axes)
     with pytest.raises(ValueError, match="batch_axes is 0"):

@@ -1,4 +1,4 @@
-"""Where query, key, value and output lie, when batch or heads are divided among devices."""
+"""Shardings of query, key, value and output by batch and heads."""
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -8,25 +8,25 @@ AxisNames = str | tuple[str, ...] | None
 def placement(
     mesh: Mesh, *, batch: AxisNames = None, heads: AxisNames = None, batch_axes: int = 1
 ) -> NamedSharding:
-    """The sharding of query `[*B, T, N, H]`, and of key, value and output alike.
+    """The sharding of query, key, value and output, `[*B, T, N, H]`, by batch and heads.
 
-    Attention of one example and one head needs nothing of another, so batch and heads divided this
-    way cost no communication, forward or backward: `attend` under `jax.jit` keeps them apart.
-    Dropout is that of one device.
+    Examples and heads are independent, so this sharding needs no communication: `attend` under
+    `jax.jit` keeps it in the forward and the backward pass. The dropout mask is the same as on one
+    device.
 
     Args:
-        mesh: the devices.
-        batch: mesh axes that divide the first batch axis; None leaves it whole.
-        heads: mesh axes that divide the heads. Key/value heads are divided too, so K must be a
+        mesh: the device mesh.
+        batch: mesh axes that shard the first batch axis; None replicates it.
+        heads: mesh axes that shard the heads. They shard key/value heads too, so K must be a
             multiple of the number of devices on these axes.
-        batch_axes: how many batch axes the arrays have.
+        batch_axes: number of batch axes of the arrays.
 
     Returns:
         A sharding for `jax.device_put`, `in_shardings` or `jax.lax.with_sharding_constraint`.
 
     Raises:
-        ValueError: a name that the mesh has not, one that is used twice, or a batch that is to be
-            divided where there is no batch axis.
+        ValueError: a name that is not an axis of the mesh, a name used twice, or `batch` without a
+            batch axis.
 
     Example:
         >>> import jax
@@ -37,13 +37,13 @@ def placement(
     """
     check_names(mesh, batch=batch, heads=heads)
     if batch is not None and batch_axes < 1:
-        raise ValueError(f"batch {batch!r} divides a batch axis, and batch_axes is {batch_axes}")
+        raise ValueError(f"batch {batch!r} shards a batch axis, but batch_axes is {batch_axes}")
     lead = (batch, *(None,) * (batch_axes - 1)) if batch_axes else ()
     return NamedSharding(mesh, PartitionSpec(*lead, None, heads, None))
 
 
 def check_names(mesh: Mesh, **axes: AxisNames) -> None:
-    """Raises a ValueError unless every name is an axis of the mesh, used once."""
+    """Checks that every name is an axis of the mesh and is used once."""
     seen: dict[str, str] = {}
     for argument, names in axes.items():
         for name in flat(names):

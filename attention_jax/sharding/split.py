@@ -1,10 +1,10 @@
-"""Sequences too long for one device: queries and keys divided among several.
+"""Attention with queries and keys sharded along the sequence.
 
     out = Σ_i exp(lse_i - lse) out_i,   lse = log Σ_i exp(lse_i)
 
-Every device attends from its queries to its keys, at their true positions; what devices with other
-keys found is put together by its log-sum-exp. Two numbers a row tell how much each part weighs, so
-that nothing but outputs and statistics travels.
+Every device computes attention of its queries to its keys, at their true positions. Results of
+devices with different keys are merged by their log-sum-exps, so only outputs and statistics are
+communicated.
 """
 
 import math
@@ -28,16 +28,17 @@ from attention_jax.sharding.placement import AxisNames, check_names, flat
 def merge(
     outs: AnyArray, lses: AnyArray
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B N T"]]:
-    """Attention over all keys, from attention over parts of them.
+    """Merges attention over disjoint parts of the keys, `(out, lse)`.
 
         lse = log Σ_i exp(lse_i),   out = Σ_i exp(lse_i - lse) out_i
 
     Args:
         outs: outputs over each part's keys, `[parts, *B, T, N, V]`.
-        lses: their log-sum-exps, `[parts, *B, N, T]`; -inf where a row sees nothing.
+        lses: their log-sum-exps, `[parts, *B, N, T]`; -inf for empty rows.
 
     Returns:
-        `(out, lse)`, differentiable; a row that sees nothing in any part has 0 and -inf.
+        out `[*B, T, N, V]` and lse `[*B, N, T]`, differentiable; 0 and -inf for a row that is empty
+        in every part.
 
     Example:
         >>> import jax
@@ -106,33 +107,33 @@ def attend_split(
     block_size: Any = None,
     precision: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention with the sequence itself divided among devices, each walking its own blocks.
+    """`attend` with the sequence sharded among devices.
 
-    Every device holds 1 / (queries · keys) of the plane: its memory is O(T / queries + S / keys),
-    and blocks that the mask rules out are skipped where their true positions tell. Outputs over
-    different keys are merged by their log-sum-exp. It differentiates like `attend`.
+    Every device computes 1 / (queries · keys) of the plane: its memory is O(T / queries + S /
+    keys), and it skips blocks that are empty at their true positions. Outputs over different keys
+    are merged by their log-sum-exp. Differentiable like `attend`.
 
     Args:
         query: `[*B, T, N, H]`.
         key: `[*B, S, K, H]`.
         value: `[*B, S, K, V]`.
-        mesh: the devices.
-        batch: mesh axes that divide the first batch axis.
-        heads: mesh axes that divide the heads, key/value heads too.
-        queries: mesh axes that divide T.
-        keys: mesh axes that divide S.
-        score: see `attend`; without array parameters where they would have to be divided.
-        mask: a mask that goes by position, such as `causal() & window(255, 0)`.
+        mesh: the device mesh.
+        batch: mesh axes that shard the first batch axis.
+        heads: mesh axes that shard the heads, including key/value heads.
+        queries: mesh axes that shard T.
+        keys: mesh axes that shard S.
+        score: see `attend`; without array parameters if `heads` is given.
+        mask: a mask of positions, such as `causal() & window(255, 0)`.
         implementation: see `attend`.
         block_size: see `attend`.
         precision: see `attend`.
 
     Returns:
-        `[*B, T, N, V]`, divided as the queries are.
+        `[*B, T, N, V]`, sharded as the queries.
 
     Raises:
-        ValueError: a size that the devices do not divide, or an unknown mesh axis.
-        TypeError: a mask that holds arrays, which belong to indices of the whole sequence.
+        ValueError: a size that is not a multiple of the number of devices, or an unknown mesh axis.
+        TypeError: a mask with arrays, which are indexed by the whole sequence.
 
     Example:
         >>> import jax
@@ -151,7 +152,7 @@ def attend_split(
     check_names(mesh, batch=batch, heads=heads, queries=queries, keys=keys)
     lead = layout.batch
     if batch is not None and not lead:
-        raise ValueError(f"batch {batch!r} divides a batch axis, and query has none")
+        raise ValueError(f"batch {batch!r} shards a batch axis, but query has none")
     for argument, names, letter, size in (
         ("batch", batch, "B", lead[0] if lead else 1),
         ("heads", heads, "K", layout.K),
@@ -161,12 +162,12 @@ def attend_split(
         devices = math.prod(mesh.shape[name] for name in flat(names))
         if size % devices:
             raise ValueError(
-                f"{argument} {names!r}: {letter} = {size} is no multiple of {devices} devices"
+                f"{argument} {names!r}: {letter} = {size} is not a multiple of {devices} devices"
             )
     if mask is not None and (not isinstance(mask, Mask) or jax.tree.leaves(mask)):
         raise TypeError(
-            "mask must go by position, as causal() and window(...) do: arrays belong to the whole "
-            f"sequence, got {mask!r}"
+            "mask must be a mask of positions, such as causal() or window(...): arrays of the "
+            f"whole sequence are not sharded, got {mask!r}"
         )
     _check_whole(score, heads)
 
@@ -205,17 +206,17 @@ def attend_split(
 
 
 def _placed(x: Array, mesh: Mesh, spec: PartitionSpec) -> Array:
-    """Where axes of the mesh are explicit, an array says how it lies, and must lie so."""
+    """Under explicit mesh axes the sharding is part of an array's type, so it is set here."""
     explicit = AxisType.Explicit in mesh.axis_types
     return jax.reshard(x, NamedSharding(mesh, spec)) if explicit else x
 
 
 def _check_whole(score: Term | None, heads: AxisNames) -> None:
-    """Parameters are whole on every device, so one for each head does not fit divided heads."""
+    """Checks that a score has no parameters if heads are sharded: parameters are replicated."""
     if flat(heads) and jax.tree.leaves(score):
         raise ValueError(
-            f"heads {heads!r}: the parameters of {score!r} would have to be divided with the "
-            "heads; use attend under jax.jit with aj.sharding.placement(...)"
+            f"heads {heads!r}: the parameters of {score!r} cannot be sharded with the heads; use "
+            "attend under jax.jit with aj.sharding.placement(...)"
         )
 
 
