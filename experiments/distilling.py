@@ -25,11 +25,11 @@ from jaxtyping import Array
 
 from attention_jax.diagnostics import AttentionInputs, attention_inputs
 from attention_jax.distillation import attention_divergence, logit_distillation
-from experiments import model
 from experiments.compiling import Executables, compiler_options
 from experiments.data.batches import Batch, eval_batches
 from experiments.data.text_batches import TextBatches
 from experiments.data.tokens import BOS, PAD
+from experiments.models import seq2seq
 from experiments.translator import Loss, translations
 
 WAYS = ("none", "logits", "logits and maps", "sequences")
@@ -37,19 +37,21 @@ _AT_ONCE = 64  # sentences that the teacher translates at once
 _EXECUTABLES = Executables()
 
 
-def observed(student: model.Model, batch: model.Arrays) -> tuple[Array, dict[str, AttentionInputs]]:
+def observed(
+    student: seq2seq.Model, batch: seq2seq.Arrays
+) -> tuple[Array, dict[str, AttentionInputs]]:
     """Return the logits, and what each attention was given, by its path."""
     inputs = batch["source"], batch["target_in"]
     flags = {"source_mask": batch["source"] != PAD, "deterministic": True}
     return attention_inputs(student, *inputs, **flags)
 
 
-def shown(teacher: model.Model, batch: model.Arrays) -> dict[str, Any]:
+def shown(teacher: seq2seq.Model, batch: seq2seq.Arrays) -> dict[str, Any]:
     """Return the teacher's logits for a batch, and the queries and keys of its attentions."""
     graph, state = nnx.split(teacher)
 
     def jitted() -> Any:
-        def compute(state: Any, batch: model.Arrays) -> dict[str, Any]:
+        def compute(state: Any, batch: seq2seq.Arrays) -> dict[str, Any]:
             logits, kept = observed(nnx.merge(graph, state), batch)
             looks = {path: (x.query, x.key) for path, x in kept.items()}
             return {"logits": logits, "maps": looks}
@@ -73,12 +75,12 @@ class Distillation:
     maps_weight: float
     deeper: int
 
-    def __call__(self, student: model.Model, batch: model.Arrays, key: Array) -> Array:
+    def __call__(self, student: seq2seq.Model, batch: seq2seq.Arrays, key: Array) -> Array:
         """Return the loss, in nats a token."""
         del key
         logits, kept = observed(student, batch)
         real = jnp.asarray(batch["target_out"]) != PAD
-        hard, _ = model.cross_entropy(logits, batch["target_out"])
+        hard, _ = seq2seq.cross_entropy(logits, batch["target_out"])
         teacher = batch["teacher"]
         soft = logit_distillation(
             teacher["logits"], logits, temperature=self.temperature, where=real
@@ -110,7 +112,7 @@ def lesson(
     way: str,
     data: TextBatches,
     *,
-    teacher: model.Model | None,
+    teacher: seq2seq.Model | None,
     said: Mapping[int, Sequence[int]],
     loss: Distillation,
 ) -> tuple[Loss, Callable[[int], Any]]:
@@ -124,9 +126,9 @@ def lesson(
         loss: the loss of the ways with logits.
     """
     if way == "none":
-        return model.loss, lambda step: data.train[step].arrays
+        return seq2seq.loss, lambda step: data.train[step].arrays
     if way == "sequences":
-        return model.loss, lambda step: retold(data.train[step], said).arrays
+        return seq2seq.loss, lambda step: retold(data.train[step], said).arrays
     assert teacher is not None
 
     wanted = ("logits", "maps") if way == "logits and maps" else ("logits",)
@@ -139,7 +141,7 @@ def lesson(
     return loss, with_teacher
 
 
-def all_translations(teacher: model.Model, data: TextBatches) -> dict[int, list[int]]:
+def all_translations(teacher: seq2seq.Model, data: TextBatches) -> dict[int, list[int]]:
     """Return the teacher's translations of all training sentences."""
     learn, shapes = data.train.data, data.train.shapes
     return translations(teacher, eval_batches(learn, batch_size=_AT_ONCE, shapes=shapes))

@@ -10,10 +10,10 @@ from flax import nnx
 
 from attention_jax.diagnostics import head_importance
 from attention_jax.nnx import prune_heads
-from experiments import model
 from experiments.compiling import compiler_options
 from experiments.data.text_batches import TextBatches
 from experiments.data.tokens import PAD
+from experiments.models import seq2seq
 from experiments.translator import joined, quality
 
 Head = tuple[str, int]  # path of the attention, index
@@ -21,7 +21,7 @@ PARTS = ("self", "cross")
 _LOOKED_AT = 2  # batches of held-out sentences that importance is measured on
 
 
-def importance(trained: model.Model, data: TextBatches) -> dict[str, list[float]]:
+def importance(trained: seq2seq.Model, data: TextBatches) -> dict[str, list[float]]:
     """Return the importance of each head by gradient, an attention's values of length 1."""
     batch = joined(data.valid[:_LOOKED_AT])
     found = head_importance(
@@ -30,7 +30,7 @@ def importance(trained: model.Model, data: TextBatches) -> dict[str, list[float]
         batch["target_in"],
         source_mask=batch["source"] != PAD,
         deterministic=True,
-        loss=lambda logits: model.cross_entropy(logits, batch["target_out"])[0],
+        loss=lambda logits: seq2seq.cross_entropy(logits, batch["target_out"])[0],
         normalize=True,
     )
     return {path: [float(x) for x in worth] for path, worth in found.items()}
@@ -60,7 +60,7 @@ def orders(
         yield "random", draw, removable(worth, part, drawn)
 
 
-def silenced(trained: model.Model, heads: Sequence[Head]) -> model.Model:
+def silenced(trained: seq2seq.Model, heads: Sequence[Head]) -> seq2seq.Model:
     """Return a copy whose ``heads`` put out 0: what pruning gives, in the old shapes.
 
     One compiled function serves all such copies; a pruned model needs its own.
@@ -88,7 +88,7 @@ def _at(trained: Any, path: str) -> Any:
 
 
 def curves(
-    trained: model.Model,
+    trained: seq2seq.Model,
     data: TextBatches,
     worth: Mapping[str, Sequence[float]],
     *,
@@ -109,7 +109,7 @@ def curves(
 
 
 def pruned(
-    trained: model.Model, data: TextBatches, worth: Mapping[str, Sequence[float]], part: str
+    trained: seq2seq.Model, data: TextBatches, worth: Mapping[str, Sequence[float]], part: str
 ) -> dict[str, Any]:
     """Prune half of what may go of a part, for good: what is saved, and whether outputs agree."""
     _, _, heads = next(orders(worth, part, draws=0, seed=data.seed))
@@ -120,12 +120,12 @@ def pruned(
     return {
         "part": part,
         "removed": len(heads),
-        "parameters": model.parameters(small),
+        "parameters": seq2seq.parameters(small),
         "difference": float(np.abs(one - other).max()),
     }
 
 
-def _logits(trained: model.Model, batch: model.Arrays) -> np.ndarray:
+def _logits(trained: seq2seq.Model, batch: seq2seq.Arrays) -> np.ndarray:
     graph, state = nnx.split(trained)
 
     def compute(state: Any, source: Any, target: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The position schemes that are compared: what is added to the input, and what attention is told.
+"""The position schemes that are compared: embeddings added to the input, options of attention.
 
 none             nothing: only the causal mask tells earlier from later
 log-n            nothing, and logits times ln T / ln T_trained
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import attention_jax as aj
 from attention_jax import nnx, positions
-from experiments.reader import Layer
+from experiments.models.reader import Layer
 
 SCHEMES = (
     "none", "log-n", "sinusoidal", "learned", "rotary", "rotary-linear", "rotary-ntk",
@@ -32,7 +32,7 @@ SCHEMES = (
 STRETCHED = {"log-n": "log-n", **{f"rotary-{s}": "rotary" for s in ("linear", "ntk", "yarn")}}
 
 
-def places(scheme: str) -> str:
+def position_embedding(scheme: str) -> str:
     """Return what is added to the embeddings."""
     return scheme if scheme in ("sinusoidal", "learned") else "none"
 
@@ -47,8 +47,8 @@ def layer(scheme: str, *, trained: int, tested: int, width: int, head_depth: int
 
     Args:
         scheme: one of `SCHEMES`.
-        trained: places of the longest input in training.
-        tested: places of the input at hand.
+        trained: length of the longest input in training.
+        tested: length of the input at hand.
         width: D.
         head_depth: H.
     """

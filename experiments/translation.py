@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import metrics, model
+from experiments import metrics
 from experiments.compiling import Executables
 from experiments.data.batches import Batch
 from experiments.data.text_batches import TextBatches
+from experiments.models import seq2seq as model
 from experiments.progress import Progress
 from experiments.train import History, Recipe, train
 
@@ -88,7 +89,7 @@ def _preparations(fresh: model.Model, corpus: TextBatches) -> list[Callable[[], 
     """Return what there is to compile for looking at the model and for translating with it."""
     one = {batch.shape: batch for batch in corpus.test}
     batches = [*corpus.valid[:1], *(batch.arrays for batch in one.values())]
-    looks = [lambda b=b: model.prepare_look(fresh, b) for b in batches]
+    looks = [lambda b=b: model.prepare_observe(fresh, b) for b in batches]
     return looks + [
         lambda b=b: model.prepare_translate(fresh, b.source, longest=_longest(b))
         for b in one.values()
@@ -104,7 +105,7 @@ def _look(
     trained: model.Model, batches: Sequence[model.Arrays], *, attends: bool
 ) -> dict[str, float | None]:
     """Return held-out loss a token and the mean entropy of the attention to the source."""
-    seen = [model.look(trained, batch) for batch in batches]
+    seen = [model.observe(trained, batch) for batch in batches]
     tokens = sum(float(s.tokens) for s in seen)
     means = {
         name: sum(float(getattr(s, name)) * float(s.tokens) for s in seen) / tokens
@@ -143,7 +144,7 @@ def _score(trained: model.Model, corpus: TextBatches, *, attends: bool) -> dict[
     pictures = {}
     for batch in corpus.test:
         ids = model.translate(trained, batch.source, longest=_longest(batch))
-        maps = np.asarray(model.look(trained, batch.arrays).weights) if attends else None
+        maps = np.asarray(model.observe(trained, batch.arrays).weights) if attends else None
         for row, index in enumerate(batch.index):
             if index < 0:
                 continue

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments import metrics, model
+from experiments import metrics
 from experiments.compiling import Executables
 from experiments.data.text import TextSpec
 from experiments.data.text_batches import TextBatches
+from experiments.models import seq2seq as model
 from experiments.progress import Progress
 from experiments.train import History, Recipe, train
 
@@ -80,7 +81,7 @@ def teach(
         executables=executables,
         ahead=[batch_at(0)],
         besides=[
-            lambda: model.prepare_look(untrained, data.valid[0]),
+            lambda: model.prepare_observe(untrained, data.valid[0]),
             lambda: model.prepare_translate(untrained, sources, longest=_longest(data)),
         ],
     )  # fmt: skip
@@ -92,7 +93,7 @@ def _longest(data: TextBatches) -> int:
 
 def look(trained: model.Model, batches: Sequence[model.Arrays]) -> dict[str, float]:
     """Return held-out loss a token, and the entropy of the attention to the source over ln S."""
-    seen = [model.look(trained, batch) for batch in batches]
+    seen = [model.observe(trained, batch) for batch in batches]
     tokens = sum(float(s.tokens) for s in seen)
     return {
         name: sum(float(getattr(s, name)) * float(s.tokens) for s in seen) / tokens

@@ -204,10 +204,10 @@ def _grammar() -> Mapping[str, list[_Rule]]:
 @functools.cache
 def _inside(items: tuple[str, ...], words: int) -> float:
     """Return the probability that a sequence of symbols and words yields ``words`` words."""
-    if len(items) > 1:
+    first, *rest = items
+    if rest:
         return max(_lengths(items, words)[1], default=0.0)
-    (item,) = items
-    return _expansions(item, words)[1][-1] if item in _grammar() else float(words == 1)
+    return _expansions(first, words)[1][-1] if first in _grammar() else float(words == 1)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from experiments.runs import RunFolder
 if TYPE_CHECKING:
     from experiments.data.text import TextSpec
 
-# As experiments.model.MECHANISMS, which would load JAX.
+# As experiments.models.seq2seq.MECHANISMS, which would load JAX.
 SCORES = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
 
 

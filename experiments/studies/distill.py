@@ -183,11 +183,12 @@ class _School:
         return self._data
 
     def _teach(self, way: str, layers: int, width: int, steps: int, **lesson: Any) -> Any:
-        from experiments import model, translator
+        from experiments import translator
         from experiments.compiling import Executables
+        from experiments.models import seq2seq
 
         data = self._corpus()
-        size = model.Size(layers, self.options.heads, width, 2 * width)
+        size = seq2seq.Size(layers, self.options.heads, width, 2 * width)
         # Steps of one structure that learn by another loss are other steps.
         learns = "references" if way in ("none", "sequences") else way
         return translator.teach(

@@ -11,7 +11,7 @@ from experiments.errors import UsageError
 from experiments.options import StudyOptions, check_choice, check_positive, flag
 from experiments.runs import RunFolder
 
-# As experiments.families.MAKERS and experiments.tasks.TASKS, which would load JAX.
+# As experiments.families.MAKERS and experiments.data.tasks.TASKS, which would load JAX.
 NAMES = (
     "full", "window", "block-diagonal", "dilated", "strided", "random", "prefix", "global",
     "longformer", "bigbird", "axial", "linear-elu", "linear-relu", "linear-cosine",
@@ -220,7 +220,9 @@ def _train(
 ) -> dict[str, Any]:  # fmt: skip
     from flax import nnx
 
-    from experiments import families, lessons, reader, tasks
+    from experiments import families, train_reader
+    from experiments.data import tasks
+    from experiments.models import reader
 
     size = reader.Size()
     places = options.places or 1
@@ -228,12 +230,14 @@ def _train(
     length = tasks.longest(task, places)
 
     def problems(step: int, count: int) -> tasks.Batch:
-        rng = lessons.draws(task, seed, step)
-        return tasks.asking(tasks.TASKS[task](rng, count, length), places)
+        rng = tasks.generator(task, seed, step)
+        return tasks.bidirectional(tasks.TASKS[task](rng, count, length), places)
 
-    held_out = problems(lessons.HELD_OUT, lessons.HELD_OUT_SIZE)
-    model = reader.Reader(size, layer, places="learned", length=places, rngs=nnx.Rngs(seed))
-    _, history = lessons.teach(
+    held_out = problems(tasks.HELD_OUT, train_reader.HELD_OUT_SIZE)
+    model = reader.Reader(
+        size, layer, position_embedding="learned", length=places, rngs=nnx.Rngs(seed)
+    )
+    _, history = train_reader.train_reader(
         model,
         lambda step: problems(step, options.batch_size or 1),
         held_out,
@@ -245,7 +249,7 @@ def _train(
         name=f"{task}, {name}, seed {seed}",
         executables=executables,
     )
-    return {"task": task, "name": name, "seed": seed, **lessons.record(model, history)}
+    return {"task": task, "name": name, "seed": seed, **train_reader.record(model, history)}
 
 
 def _results(
@@ -256,7 +260,7 @@ def _results(
     passes: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     """Return what results.json holds."""
-    from experiments import tasks
+    from experiments.data import tasks
     from experiments.fitting import exponent
 
     lengths = [cell["length"] for cell in timed]

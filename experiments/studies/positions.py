@@ -134,7 +134,9 @@ def _train(
     options: Positions, folder: RunFolder, progress: Any, executables: Any, key: str,
     task: str, scheme: str, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    from experiments import lessons, reader, schemes, tasks
+    from experiments import schemes, train_reader
+    from experiments.data import tasks
+    from experiments.models import reader
 
     longest = options.length
 
@@ -144,18 +146,20 @@ def _train(
 
     def problems(step: int) -> tasks.Batch:
         """Problems of four lengths, any up to the longest."""
-        rng = lessons.draws(task, seed, step)
+        rng = tasks.generator(task, seed, step)
         size = (options.batch_size or 4) // 4
         lengths = rng.integers(1, longest, size=4, endpoint=True).tolist()
         made = [tasks.TASKS[task](rng, size, length) for length in lengths]
-        return tasks.joined([tasks.telling(some, room(1)) for some in made])
+        return tasks.joined([tasks.causal(some, room(1)) for some in made])
 
     ratios = _ratios(options)
     # A causal model does not see the padding behind, so one shape does for all longer tests.
     tests = {r: _test(task, seed, r * longest, room(1 if r == 1 else ratios[-1])) for r in ratios}
     model = _model(options, scheme, 1, seed, task)
-    longer = [functools.partial(reader.prepare_look, model, tests[r]) for r in ratios[-1:] if r > 1]
-    model, history = lessons.teach(
+    longer = [
+        functools.partial(reader.prepare_observe, model, tests[r]) for r in ratios[-1:] if r > 1
+    ]
+    model, history = train_reader.train_reader(
         model,
         problems,
         tests[1],
@@ -174,24 +178,26 @@ def _train(
         if schemes.trained_as(other) == scheme
         for ratio in ratios
     ]
-    recorded = lessons.record(model, history)
+    recorded = train_reader.record(model, history)
     return {"task": task, "scheme": scheme, "seed": seed, **recorded, "tested": tested}
 
 
 def _test(task: str, seed: int, length: int, places: int) -> Any:
     """Return the test problems of one length."""
-    from experiments import lessons, tasks
+    from experiments.data import tasks
 
     count = max(16, min(_TESTED, _TESTED_PLACES // places))
-    rng = lessons.draws(f"{task} {length}", seed, lessons.HELD_OUT)
-    return tasks.telling(tasks.TASKS[task](rng, count, length), places)
+    rng = tasks.generator(f"{task} {length}", seed, tasks.HELD_OUT)
+    return tasks.causal(tasks.TASKS[task](rng, count, length), places)
 
 
 def _model(options: Positions, scheme: str, ratio: int, seed: int, task: str) -> Any:
     """Return a fresh model with the scheme as it is at this ratio."""
     from flax import nnx
 
-    from experiments import reader, schemes, tasks
+    from experiments import schemes
+    from experiments.data import tasks
+    from experiments.models import reader
 
     size = reader.Size()
     trained = options.length + tasks.answers_of(task, options.length)
@@ -200,8 +206,10 @@ def _model(options: Positions, scheme: str, ratio: int, seed: int, task: str) ->
         head_depth=size.features // size.heads,
     )  # fmt: skip
     longest = trained * _ratios(options)[-1]
-    places = schemes.places(scheme)
-    return reader.Reader(size, layer, places=places, length=longest, rngs=nnx.Rngs(seed))
+    return reader.Reader(
+        size, layer, position_embedding=schemes.position_embedding(scheme), length=longest,
+        rngs=nnx.Rngs(seed),
+    )  # fmt: skip
 
 
 def _look(
@@ -210,7 +218,9 @@ def _look(
     """Return the scores of a trained model at one ratio, with the scheme as it is there."""
     from flax import nnx
 
-    from experiments import reader, schemes, tasks
+    from experiments import schemes
+    from experiments.data import tasks
+    from experiments.models import reader
 
     batch = tests[ratio]
     if scheme in schemes.STRETCHED and ratio > 1:
@@ -220,12 +230,12 @@ def _look(
         if scheme == "log-n":  # it goes by the number of keys, so there must be no padding
             length = ratio * options.length
             batch = _test(task, seed, length, length + tasks.answers_of(task, length))
-    return reader.look(model, batch)
+    return reader.observe(model, batch)
 
 
 def _results(options: Positions, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what results.json holds."""
-    from experiments import tasks
+    from experiments.data import tasks
 
     ratios = _ratios(options)
     accuracy: dict[str, dict[str, list[list[float]]]] = {}

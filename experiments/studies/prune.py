@@ -113,7 +113,8 @@ _QUESTION = (
 def _train(
     options: Prune, folder: RunFolder, progress: Any, executables: Any, key: str, seed: int
 ) -> dict[str, Any]:
-    from experiments import heads, model, translator
+    from experiments import heads, translator
+    from experiments.models import seq2seq
 
     data = translator.corpus(
         seed,
@@ -122,7 +123,7 @@ def _train(
         test_size=options.test_size or 1,
     )
     width = options.features or 1
-    size = model.Size(options.layers or 1, options.heads or 1, width, 2 * width)
+    size = seq2seq.Size(options.layers or 1, options.heads or 1, width, 2 * width)
     trained, history = translator.teach(
         translator.fresh(data, size),
         data,

@@ -129,15 +129,16 @@ def _train(
     import numpy as np
     from flax import nnx
 
-    from experiments import recall
+    from experiments.data import tasks
+    from experiments.models import recall
     from experiments.train import Recipe, train
 
     scale = float(depth) ** -SCALES[name]
     model = recall.Recall(_WORDS, _WIDTH, depth, scale, rngs=nnx.Rngs(seed))
     sizes = {"pairs": options.pairs, "queries": options.queries, "words": _WORDS}
 
-    def problems(step: int, size: int) -> recall.Batch:
-        return recall.batch(np.random.default_rng([seed, step]), size=size, **sizes)
+    def problems(step: int, size: int) -> tasks.Batch:
+        return tasks.recall(np.random.default_rng([seed, step]), size=size, **sizes)
 
     held_out = problems(2**31, 256)
     every = max(1, options.steps // 25)
@@ -153,7 +154,7 @@ def _train(
             checkpoint_every=max(100, options.steps // 5),
         ),
         seed=seed,
-        observe=lambda model: _floats(recall.look(model, held_out)),
+        observe=lambda model: _floats(recall.observe(model, held_out)),
         checkpoints=folder.checkpoints(key),
         progress=progress,
         name=f"depth {depth}, {name}, seed {seed}",

@@ -125,14 +125,15 @@ def _train(
 ) -> dict[str, Any]:  # fmt: skip
     import numpy as np
 
-    from experiments import recall
+    from experiments.data import tasks
+    from experiments.models import recall
     from experiments.sweep import SweptRecipe
     from experiments.train import train
 
     sizes = {"pairs": options.pairs, "queries": options.queries, "words": _WORDS}
 
-    def problems(step: int, size: int) -> recall.Batch:
-        return recall.batch(np.random.default_rng([seed, step]), size=size, **sizes)
+    def problems(step: int, size: int) -> tasks.Batch:
+        return tasks.recall(np.random.default_rng([seed, step]), size=size, **sizes)
 
     held_out = problems(2**31, 256)
     steps = options.steps or 1
@@ -149,7 +150,7 @@ def _train(
             clip=options.clip if form == "clipping" else math.inf,
         ),
         seed=seed,
-        observe=lambda model: {k: float(v) for k, v in recall.look(model, held_out).items()},
+        observe=lambda model: {k: float(v) for k, v in recall.observe(model, held_out).items()},
         checkpoints=folder.checkpoints(key),
         progress=progress,
         name=f"{form}, learning rate {rate:g}, seed {seed}",
@@ -172,7 +173,7 @@ def _model(options: Stability, form: str, seed: int) -> Any:
     from flax import nnx
 
     from attention_jax import scores
-    from experiments.recall import Recall
+    from experiments.models.recall import Recall
 
     scale = 1.0 if form == "no scale" else options.depth**-0.5
     told: dict[str, Any] = {}

@@ -106,7 +106,7 @@ def test_what_is_given_wins_over_the_preset():
 
 
 def test_the_command_line_knows_every_mechanism():
-    from experiments.model import MECHANISMS
+    from experiments.models.seq2seq import MECHANISMS
 
     assert SCORES == MECHANISMS
 

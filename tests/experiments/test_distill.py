@@ -8,10 +8,11 @@ import pytest
 from flax import nnx
 
 from attention_jax.diagnostics import AttentionInputs
-from experiments import distilling, model
+from experiments import distilling
 from experiments.__main__ import main
 from experiments.data.batches import Batch
 from experiments.data.tokens import BOS, EOS
+from experiments.models import seq2seq
 from experiments.studies import distill
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -43,7 +44,7 @@ def test_a_batch_is_retold_in_the_teachers_words():
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     sizes = {"layers": 1, "heads": 2, "features": 8, "mlp_features": 8}
     vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
-    teacher = model.build("scaled_dot", model.Size(**sizes), seed=0, **vary)
+    teacher = seq2seq.build("scaled_dot", seq2seq.Size(**sizes), seed=0, **vary)
     batch = made().arrays
     batch["teacher"] = distilling.shown(teacher, batch)
     graph, state = nnx.split(teacher)
@@ -54,15 +55,19 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
         plain = {**batch, "teacher": {"logits": batch["teacher"]["logits"]}}
         loss = distilling.Distillation(temperature=2.0, maps_weight=10.0, deeper=1)
         key = jax.random.key(0)
-        return loss(student, batch, key), loss(student, plain, key), model.loss(student, batch, key)
+        return (
+            loss(student, batch, key),
+            loss(student, plain, key),
+            seq2seq.loss(student, batch, key),
+        )
 
     maps, logits, references = (float(x) for x in losses(state, batch))
     # Nothing but half the loss on the references is left, and every map is its own.
     assert logits == pytest.approx(references / 2, rel=1e-4)
     assert maps == pytest.approx(logits, abs=1e-4)
-    other, _ = nnx.split(model.build("scaled_dot", model.Size(**sizes), seed=1, **vary))
+    other, _ = nnx.split(seq2seq.build("scaled_dot", seq2seq.Size(**sizes), seed=1, **vary))
     assert other == graph
-    _, shifted = nnx.split(model.build("scaled_dot", model.Size(**sizes), seed=1, **vary))
+    _, shifted = nnx.split(seq2seq.build("scaled_dot", seq2seq.Size(**sizes), seed=1, **vary))
     maps, logits, references = (float(x) for x in losses(shifted, batch))
     assert logits > references / 2 + 1e-3
     assert maps > logits + 1e-3

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments import families, families_check, listops, tasks
+from experiments import families, families_check
 from experiments.__main__ import main
+from experiments.data import tasks
 from experiments.fitting import exponent
 from experiments.studies import long
 
@@ -28,6 +29,10 @@ def test_an_exponent_is_the_slope_in_log_log():
     assert exponent(lengths, noisy) == pytest.approx(slope)
     assert exponent(lengths, [0, 4.0, 16.0]) == pytest.approx(1.0)
     assert exponent(lengths, [None, 4.0, math.nan]) is None
+
+
+def written(tokens):
+    return [tasks.LISTOPS_TOKENS[token] for token in tokens]
 
 
 def value_of(words):
@@ -53,10 +58,10 @@ def test_listops_say_the_value_of_what_is_written():
     rng = np.random.default_rng(0)
     lengths = set()
     for length in (4, 9, 30) * 40:
-        tokens, value = listops.expression(rng, length, depth=3)
+        tokens, value = tasks.expression(rng, length, depth=3)
         assert len(tokens) <= length
         lengths.add(len(tokens))
-        assert value_of(listops.written(tokens).split()) == value
+        assert value_of(written(tokens)) == value
     assert max(lengths) > 24
 
 
@@ -64,10 +69,10 @@ def test_listops_say_the_value_of_what_is_written():
 def test_a_problem_answers_what_was_told(task):
     length, places = 6, 14
     made = tasks.TASKS[task](np.random.default_rng(3), 5, length)
-    assert made.told.shape == (5, length, 2)
+    assert made.inputs.shape == (5, length, 2)
     assert made.answers.shape == (5, tasks.answers_of(task, length))
-    asking, telling = tasks.asking(made, places), tasks.telling(made, places)
-    for batch in (asking, telling):
+    bidirectional, causal = tasks.bidirectional(made, places), tasks.causal(made, places)
+    for batch in (bidirectional, causal):
         assert batch["symbols"].shape == (5, places, 2)
         assert batch["symbols"][..., 0].max() < tasks.SYMBOLS
         assert batch["symbols"][..., 1].max() <= tasks.WORDS
@@ -75,14 +80,12 @@ def test_a_problem_answers_what_was_told(task):
         np.testing.assert_array_equal(batch["targets"][asked].reshape(5, -1), made.answers)
         assert asked[:, length].all()
         assert not asked[:, :length].any()
-    for told, slots, answers in zip(made.told, made.slots, made.answers, strict=True):
+    for told, slots, answers in zip(made.inputs, made.slots, made.answers, strict=True):
         first, second = told.T
         wanted = {
             "recall": lambda f=first, s=second, q=slots: [s[f == key].item() - 1 for key in q],
             "max": lambda f=first, s=second: [s[f == f.max()].item() - 1],
-            "listops": lambda f=first: [
-                value_of(listops.written([t for t in f if t != tasks.PAD]).split())
-            ],
+            "listops": lambda f=first: [value_of(written([t for t in f if t != tasks.PAD]))],
             "copy": lambda f=first: f.tolist(),
             "reverse": lambda f=first: f[::-1].tolist(),
             "sort": lambda f=first: sorted(f.tolist()),
@@ -90,7 +93,7 @@ def test_a_problem_answers_what_was_told(task):
         assert answers.tolist() == wanted
     if task in ("copy", "reverse", "sort"):  # one answer is told before the next is asked
         np.testing.assert_array_equal(
-            telling["symbols"][:, length + 1 : 2 * length, 0], made.answers[:, :-1]
+            causal["symbols"][:, length + 1 : 2 * length, 0], made.answers[:, :-1]
         )
 
 
@@ -99,8 +102,8 @@ def test_the_longest_problem_just_fits():
         length = tasks.longest(task, 20)
         assert length + tasks.answers_of(task, length) <= 20
         assert length + 1 + tasks.answers_of(task, length + 1) > 20
-    with pytest.raises(ValueError, match="do not fit into 3 places"):
-        tasks.asking(tasks.TASKS["copy"](np.random.default_rng(0), 1, 2), 3)
+    with pytest.raises(ValueError, match="do not fit into length 3"):
+        tasks.bidirectional(tasks.TASKS["copy"](np.random.default_rng(0), 1, 2), 3)
 
 
 def test_a_grid_is_as_square_as_it_gets():

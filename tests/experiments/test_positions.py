@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments import reader, schemes, tasks
+from experiments import schemes
 from experiments.__main__ import main
+from experiments.data import tasks
+from experiments.models import reader
 from experiments.studies import positions
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -17,8 +19,8 @@ SIZE = reader.Size(layers=1, heads=2, features=8)
 
 def model(scheme, tested=8):
     layer = schemes.layer(scheme, trained=8, tested=tested, width=8, head_depth=4)
-    places = schemes.places(scheme)
-    return reader.Reader(SIZE, layer, places=places, length=16, rngs=nnx.Rngs(0))
+    added = schemes.position_embedding(scheme)
+    return reader.Reader(SIZE, layer, position_embedding=added, length=16, rngs=nnx.Rngs(0))
 
 
 def test_the_command_line_knows_every_scheme():
@@ -28,7 +30,7 @@ def test_the_command_line_knows_every_scheme():
 
 def test_a_causal_model_does_not_see_the_padding():
     made = tasks.TASKS["copy"](np.random.default_rng(0), 2, 4)
-    short, long = (tasks.telling(made, places)["symbols"] for places in (8, 16))
+    short, long = (tasks.causal(made, total)["symbols"] for total in (8, 16))
     for scheme in ("sinusoidal", "rotary"):
         reading = nnx.jit(model(scheme))
         np.testing.assert_allclose(reading(short), reading(long)[:, :8], atol=1e-5)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from experiments.__main__ import main
 from experiments.data.tokens import BOS, EOS, PAD
-from experiments.model import Size, build, translate
+from experiments.models.seq2seq import Size, build, translate
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("as_users_run")]
 

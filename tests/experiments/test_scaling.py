@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import recall, untrained
+from experiments import untrained
 from experiments.__main__ import main
+from experiments.data import tasks
+from experiments.models import recall
 from experiments.published import UNTRAINED
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +53,7 @@ def test_row_statistics_of_weights_done_by_hand():
 
 
 def test_a_problem_asks_for_what_it_told():
-    made = recall.batch(np.random.default_rng(0), size=5, pairs=7, queries=3, words=11)
+    made = tasks.recall(np.random.default_rng(0), size=5, pairs=7, queries=3, words=11)
     for keys, values, asked, answers in zip(*made.values(), strict=True):
         assert len(set(keys.tolist())) == 7
         told = dict(zip(keys.tolist(), values.tolist(), strict=True))
@@ -101,11 +103,11 @@ def test_ctrl_c_is_a_pause(tmp_path):
 def test_too_weak_a_scale_starts_sharper_than_too_strong_a_one():
     from flax import nnx
 
-    made = recall.batch(np.random.default_rng(0), size=16, pairs=16, queries=4, words=32)
+    made = tasks.recall(np.random.default_rng(0), size=16, pairs=16, queries=4, words=32)
     entropies = []
     for scale in (1.0, 64**-0.25, 64**-0.5, 1 / 64):
         model = recall.Recall(32, 32, 64, scale, rngs=nnx.Rngs(0))
-        entropies.append(float(recall.look(model, made)["entropy"]))
+        entropies.append(float(recall.observe(model, made)["entropy"]))
     assert entropies == sorted(entropies)
     assert entropies[0] < 0.3
     assert entropies[-1] > 0.95

@@ -7,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import recall
 from experiments.__main__ import main
+from experiments.data import tasks
+from experiments.models import recall
 from experiments.studies import stability
 from experiments.studies.stability import Stability
 from experiments.sweep import SweptRecipe
@@ -35,8 +36,8 @@ def test_a_swept_recipe_steps_as_the_plain_one(clip):
 @pytest.mark.parametrize(("form", "most"), [("QK norm", 8**0.5), ("soft cap", 2.0)])
 def test_a_norm_and_a_cap_bound_the_logits(form, most):
     options = Stability(depth=8, cap=2.0)
-    made = recall.batch(np.random.default_rng(0), size=2, pairs=4, queries=2, words=64)
-    found = {f: recall.look(stability._model(options, f, 0), made) for f in ("no scale", form)}
+    made = tasks.recall(np.random.default_rng(0), size=2, pairs=4, queries=2, words=64)
+    found = {f: recall.observe(stability._model(options, f, 0), made) for f in ("no scale", form)}
     assert found["no scale"]["max_logit"] > 4
     assert found[form]["max_logit"] <= most + 1e-5
 

@@ -1,8 +1,8 @@
-"""The encoder–decoder that is compared, its loss, and what is looked at while it learns.
+"""Encoder-decoders that differ in their attention to the source; their loss, statistics, decoding.
 
-All models are one Transformer (Vaswani et al. 2017), or one pair of recurrent networks
-(`experiments.recurrent`), that differs in one thing: how the decoder looks at the source. ``none``
-does not look: it sees the mean of the encoder's states.
+All are one Transformer (Vaswani et al. 2017), or one pair of recurrent networks
+(`experiments.models.recurrent`). Without attention (``none``) the decoder reads the mean of the
+encoder's states.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from attention_jax.nnx import Transformer, greedy_decode
 from experiments.compiling import Executables, compiler_options
 from experiments.data.tokens import BOS, EOS, PAD
-from experiments.recurrent import Recurrent, greedy
+from experiments.models.recurrent import Recurrent, greedy
 
 # A name of `attention_jax.nnx`'s scores, or "none".
 MECHANISMS = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine")
@@ -27,16 +27,15 @@ Model = Transformer | Recurrent
 _SHORT = 32  # tokens
 
 
-class Looked(NamedTuple):
-    """What `look` sees in a batch of held-out sentences.
+class Observed(NamedTuple):
+    """Statistics of a batch of held-out sentences.
 
     Attributes:
         valid_loss: mean cross-entropy of the target tokens, in nats a token.
         tokens: the number of these.
         entropy: of the decoder's attention to the source, over ln of the number of source tokens: 1
-            where it is spread over all alike, 0 where it rests on one; the mean over layers, heads
-            and target tokens.
-        weights: that attention, its mean over layers and heads; row t is the step that says
+            is uniform, 0 is one token; the mean over layers, heads and target tokens.
+        weights: that attention, its mean over layers and heads; row t is the step that predicts
             target token t.
     """
 
@@ -68,7 +67,7 @@ def build(
     kind: str = "transformer",
     location: str = "global",
 ) -> Model:
-    """Return a fresh model that looks at the source by ``mechanism``.
+    """Return a fresh model whose attention to the source is ``mechanism``.
 
     Args:
         mechanism: one of `MECHANISMS`.
@@ -85,7 +84,7 @@ def build(
         sizes = size.layers, size.heads, size.features, source_vocab, target_vocab
         rest = {"location": location, "dropout": size.dropout}
         return Recurrent(mechanism, *sizes, rngs=nnx.Rngs(seed), **rest)
-    looks = {"cross_attention": "mean"} if mechanism == "none" else {"cross_score": mechanism}
+    cross: Any = {"cross_attention": "mean"} if mechanism == "none" else {"cross_score": mechanism}
     itself = mechanism if vary == "all" and mechanism != "none" else "scaled_dot"
     return Transformer(
         size.layers,
@@ -98,7 +97,7 @@ def build(
         norm="pre",
         dropout_rate=size.dropout,
         rngs=nnx.Rngs(seed),
-        **looks,
+        **cross,
     )
 
 
@@ -124,16 +123,16 @@ def cross_entropy(
     return jnp.sum(jnp.where(real, every, 0.0)) / jnp.maximum(count, 1), count
 
 
-def look(model: Model, batch: Arrays) -> Looked:
-    """Return how well held-out sentences are predicted, and where the decoder looks meanwhile."""
+def observe(model: Model, batch: Arrays) -> Observed:
+    """Return the loss of held-out sentences, and the attention to the source."""
     graph, state = nnx.split(model)
-    return _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))(state, batch)
+    return _observing(graph, state, batch)(state, batch)
 
 
-def prepare_look(model: Model, batch: Arrays) -> None:
-    """Compile `look` for batches of this shape."""
+def prepare_observe(model: Model, batch: Arrays) -> None:
+    """Compile `observe` for batches of this shape."""
     graph, state = nnx.split(model)
-    _EXECUTABLES.get(("look", graph), lambda: _looker(graph), (state, batch))
+    _observing(graph, state, batch)
 
 
 def translate(model: Model, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
@@ -156,10 +155,14 @@ def _translating(graph: Any, state: Any, source: np.ndarray, longest: int) -> An
     return _EXECUTABLES.get(key, lambda: _translator(graph, longest), (state, source))
 
 
-def _looker(graph: Any) -> Any:
-    """Return the jitted `look` for models of one structure."""
+def _observing(graph: Any, state: Any, batch: Arrays) -> Any:
+    return _EXECUTABLES.get(("observe", graph), lambda: _observer(graph), (state, batch))
 
-    def compute(state: Any, batch: Arrays) -> Looked:
+
+def _observer(graph: Any) -> Any:
+    """Return the jitted `observe` for models of one structure."""
+
+    def compute(state: Any, batch: Arrays) -> Observed:
         model: Model = nnx.merge(graph, state)
         source, target = batch["source"], batch["target_in"]
         real = source != PAD
@@ -169,9 +172,9 @@ def _looker(graph: Any) -> Any:
         logs = jnp.log(jnp.where(weights > 0, weights, 1.0))
         entropy = jnp.mean(-jnp.sum(weights * logs, axis=-1), axis=(0, 2))
         most = jnp.log(jnp.maximum(jnp.sum(real, axis=-1), 2))[:, None]
-        said = batch["target_out"] != PAD
-        mean = jnp.sum(jnp.where(said, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
-        return Looked(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
+        predicted = batch["target_out"] != PAD
+        mean = jnp.sum(jnp.where(predicted, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
+        return Observed(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
 
     return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
 

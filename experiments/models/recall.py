@@ -1,15 +1,11 @@
-"""Associative recall: a list of pairs, then keys whose values are asked for.
+"""The model of associative recall: one attention layer between embeddings and a readout.
 
     memory   (k_1, v_1) ... (k_S, v_S)     all k differ
     query    one of the k_s
     answer   v_s
 
-One attention layer is enough to solve it, and there is no other way to solve it: what is learnt is
-to look, which makes it the smallest task on which a score's scale shows.
-
-References:
-    Arora et al. 2023, "Zoology: measuring and improving recall in efficient language models",
-    arXiv 2312.04927 (the multi-query form).
+One attention layer is enough for the task, and only attention solves it: it is the smallest task on
+which the scale of a score shows. Its problems are those of `experiments.data.tasks.recall`.
 """
 
 import functools
@@ -18,28 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 import attention_jax as aj
 from attention_jax.nnx import MultiHeadAttention
-
-Batch = dict[str, np.ndarray]
-
-
-def batch(rng: np.random.Generator, *, size: int, pairs: int, queries: int, words: int) -> Batch:
-    """Return ``size`` problems: keys and values ``[B, S]``, asked and answers ``[B, T]``."""
-    keys = rng.permuted(np.tile(np.arange(words), (size, 1)), axis=1)[:, :pairs]
-    values = rng.integers(words, size=(size, pairs))
-    place = rng.integers(pairs, size=(size, queries))
-    return {
-        "keys": keys.astype(np.int32),
-        "values": values.astype(np.int32),
-        "asked": np.take_along_axis(keys, place, 1).astype(np.int32),
-        "answers": np.take_along_axis(values, place, 1).astype(np.int32),
-    }
+from experiments.data.tasks import Batch
 
 
 class Recall(nnx.Module):
@@ -54,8 +35,7 @@ class Recall(nnx.Module):
         depth: H, of the one head.
         scale: what the dot product is multiplied with.
         rngs: stream of the parameters.
-        **options: what else the attention is told; its ``score`` takes the place of the dot
-            product.
+        **options: of the attention; ``score`` replaces the dot product.
     """
 
     def __init__(
@@ -84,14 +64,14 @@ def loss(model: Recall, batch: Batch, key: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"]).mean()
 
 
-def look(model: Recall, batch: Batch) -> dict[str, Array]:
+def observe(model: Recall, batch: Batch) -> dict[str, Array]:
     """Return held-out loss, share of right answers, entropy / ln S, and the largest logit."""
     graph, state = nnx.split(model)
-    return _look(graph, state, batch)
+    return _observe(graph, state, batch)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _look(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
+def _observe(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
     model: Recall = nnx.merge(graph, state)
     logits, stats = model(batch["keys"], batch["values"], batch["asked"])
     right = jnp.argmax(logits, -1) == batch["answers"]

@@ -1,8 +1,8 @@
-"""A small Transformer that reads a problem and says something at each place.
+"""A small Transformer over the symbols of a problem, with logits at each position.
 
     x_t = embed(first_t) + embed(second_t) + position_t;   logits = W layers(x)
 
-All models of a study are this one, and differ in what a layer looks with.
+All models of a study are this one, and differ in the attention of its layers.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, Int
 from attention_jax import positions
 from attention_jax.nnx import TransformerEncoderLayer
 from experiments.compiling import Executables, compiler_options
-from experiments.tasks import SYMBOLS, UNSCORED, WORDS, Batch
+from experiments.data.tasks import SYMBOLS, UNSCORED, WORDS, Batch
 
 # Options of `TransformerEncoderLayer` for the layer of a number.
 Layer = Callable[[int], dict[str, Any]]
-PLACES = ("none", "sinusoidal", "learned")
+POSITION_EMBEDDINGS = ("none", "sinusoidal", "learned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Reader(nnx.Module):
 
     Args:
         size: how large.
-        layer: what is special of each layer.
-        places: positions added to the embeddings: "none", "sinusoidal" or "learned".
+        layer: the options of each layer.
+        position_embedding: added to the embeddings: "none", "sinusoidal" or "learned".
         length: how many learned positions there are.
         rngs: stream of the parameters.
     """
 
     def __init__(
-        self, size: Size, layer: Layer, *, places: str, length: int = 0, rngs: nnx.Rngs
+        self, size: Size, layer: Layer, *, position_embedding: str, length: int = 0, rngs: nnx.Rngs
     ) -> None:
         width = size.features
-        self.places = places
+        self.position_embedding = position_embedding
         start = nnx.initializers.normal(1.0)
         self.first = nnx.Embed(SYMBOLS, width, embedding_init=start, rngs=rngs)
         self.second = nnx.Embed(WORDS + 1, width, embedding_init=start, rngs=rngs)
         self.table: nnx.Param | None = nnx.data(None)
-        if places == "learned":
+        if position_embedding == "learned":
             self.table = nnx.Param(0.5 * jax.random.normal(rngs.params(), (length, width)))
         self.layers = nnx.List(
             TransformerEncoderLayer(
@@ -66,10 +66,10 @@ class Reader(nnx.Module):
         self.readout = nnx.Linear(width, WORDS, rngs=rngs)
 
     def __call__(self, symbols: Int[Array, "B T 2"]) -> Float[Array, "B T words"]:
-        """Return logits over what can be said, at each place."""
+        """Return logits of the answers, at each position."""
         x = self.first(symbols[..., 0]) + self.second(symbols[..., 1])
         at = jnp.arange(x.shape[1], dtype=jnp.int32)
-        if self.places == "sinusoidal":
+        if self.position_embedding == "sinusoidal":
             x = x + positions.sinusoidal(at, x.shape[-1])
         elif self.table is not None:
             x = x + positions.learned(self.table[...], at)
@@ -98,27 +98,27 @@ def _scores(model: Reader, batch: Batch) -> dict[str, Array]:
     }
 
 
-def look(model: Reader, batch: Batch) -> dict[str, float]:
+def observe(model: Reader, batch: Batch) -> dict[str, float]:
     """Return held-out loss and the share of right answers."""
     graph, state = nnx.split(model)
-    found = _looker(graph, state, batch)(state, batch)
+    found = _observing(graph, state, batch)(state, batch)
     return {name: float(value) for name, value in found.items()}
 
 
-def prepare_look(model: Reader, batch: Batch) -> None:
-    """Compile `look` for batches of this shape."""
+def prepare_observe(model: Reader, batch: Batch) -> None:
+    """Compile `observe` for batches of this shape."""
     graph, state = nnx.split(model)
-    _looker(graph, state, batch)
+    _observing(graph, state, batch)
 
 
 _EXECUTABLES = Executables()
 
 
-def _looker(graph: Any, state: Any, batch: Batch) -> Any:
+def _observing(graph: Any, state: Any, batch: Batch) -> Any:
     def jitted() -> Any:
         def compute(state: Any, batch: Batch) -> dict[str, Array]:
             return _scores(nnx.merge(graph, state), batch)
 
         return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
 
-    return _EXECUTABLES.get(("look", graph), jitted, (state, batch))
+    return _EXECUTABLES.get(("observe", graph), jitted, (state, batch))

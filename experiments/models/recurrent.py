@@ -6,7 +6,7 @@
     both       logits = W tanh(W_c [s_t; c_t; y_{t-1}])
 
 Without attention, c_t is the mean of the encoder's states. With ``local-p`` a position
-p_t = S · sigmoid(v · tanh(W s_t)) is predicted, and only what lies near it is looked at.
+p_t = S · sigmoid(v · tanh(W s_t)) is predicted, and only keys near it are visible.
 
 References:
     Bahdanau et al. 2014, arXiv:1409.0473, §3 and appendix A.
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 import attention_jax as aj
 
-_REACH = 5.0  # local-p looks at positions up to 2 of these from p_t; it is their deviation
+_DEVIATION = 5.0  # σ of local-p: keys within 2 σ of p_t are visible
 
 
 class State(NamedTuple):
@@ -32,11 +32,11 @@ class State(NamedTuple):
 
     @property
     def top(self) -> Array:
-        """The state that looks, and speaks."""
+        """The state of the last layer, which attends and predicts."""
         return self.layers[-1]
 
 
-class Look(nnx.Module):
+class CrossAttention(nnx.Module):
     """Attention of a decoder's state to the encoder's states, without projections of its own.
 
     Args:
@@ -93,19 +93,19 @@ class Look(nnx.Module):
             away = jnp.arange(memory.shape[1], dtype=memory.dtype) - centre
             # Luong's weights are multiplied by the Gaussian after the softmax; as a bias it comes
             # before, so that they still sum to 1.
-            how["bias"] = (-0.5 * jnp.square(away / _REACH))[:, None, None, :]
-            near = jnp.abs(away) <= 2 * _REACH
-            # A sentence always has a word within reach of a centre inside it.
+            how["bias"] = (-0.5 * jnp.square(away / _DEVIATION))[:, None, None, :]
+            near = jnp.abs(away) <= 2 * _DEVIATION
+            # A sentence always has a word within 2 σ of a centre inside it.
             how["mask"] = mask & near[:, None, None, :]
         context = aj.heads.merge_heads(aj.attend(query, key, key, **how))[:, 0]
         return context, aj.attention_weights(query, key, **how)[:, :, 0]
 
 
 class Recurrent(nnx.Module):
-    """The encoder–decoder, with the methods of a Transformer that the experiments use.
+    """The encoder-decoder, with the methods of a Transformer that the experiments use.
 
     Args:
-        mechanism: how the decoder looks at the source.
+        mechanism: a score's name, or "none"; see `CrossAttention`.
         layers: of the encoder, and of the decoder.
         heads: N.
         features: D, of states and embeddings.
@@ -142,70 +142,68 @@ class Recurrent(nnx.Module):
         widths = [features * (2 if self.early else 1), *[features] * (layers - 1)]
         self.decoder = nnx.List([nnx.GRUCell(width, features, rngs=rngs) for width in widths])
         self.begin = nnx.Linear(half, layers * features, rngs=rngs)
-        self.look = Look(mechanism, features, heads, location, rngs=rngs)
+        self.cross_attention = CrossAttention(mechanism, features, heads, location, rngs=rngs)
         self.combine = nnx.Linear(3 * features, features, rngs=rngs)
         self.output = nnx.Linear(features, target_vocab, rngs=rngs)
         self.dropout = nnx.Dropout(dropout)
 
     def encode(
-        self, source: Int[Array, "B S"], real: Any, **quiet: Any
+        self, source: Int[Array, "B S"], real: Any, **flags: Any
     ) -> tuple[Float[Array, "B S D"], State]:
         """The encoder's states and the decoder's first one."""
-        x = self.dropout(self.source_embedding(source), **quiet)
+        x = self.dropout(self.source_embedding(source), **flags)
         lengths = jnp.sum(real, axis=-1)
-        first = x
+        backward = x
         for pair in self.encoder:
             both = []
             for rnn, backwards in zip(pair, (False, True), strict=True):
                 start = jnp.zeros((x.shape[0], x.shape[-1] // 2), x.dtype)
                 both.append(
                     rnn(
-                        x,
-                        initial_carry=start,
-                        seq_lengths=lengths,
-                        reverse=backwards,
+                        x, initial_carry=start, seq_lengths=lengths, reverse=backwards,
                         keep_order=True,
                     )
-                )
-            first = both[1][:, 0]  # of the way back, where it has read everything
+                )  # fmt: skip
+            backward = both[1][:, 0]  # its last state
             x = jnp.concatenate(both, axis=-1)
-        begun = jnp.split(jnp.tanh(self.begin(first)), len(self.decoder), axis=-1)
+        begun = jnp.split(jnp.tanh(self.begin(backward)), len(self.decoder), axis=-1)
         return x, State(tuple(begun))
 
     def step(
         self, state: State, word: Float[Array, "B D"], memory: Array, real: Any
     ) -> tuple[State, Float[Array, "B D3"], Float[Array, "B N S"]]:
-        """One word on: the new state, what the output layer reads, and where it looked."""
-        context = weights = None
+        """The new state, the input of the output layer, and the weights."""
+        context: Any = None
+        weights: Any = None
         below = word
         if self.early:
-            context, weights = self.look(state.top, memory, real)
+            context, weights = self.cross_attention(state.top, memory, real)
             below = jnp.concatenate([word, context], axis=-1)
         new = []
         for cell, old in zip(self.decoder, state.layers, strict=True):
             below = cell(old, below)[1]
             new.append(below)
         if context is None:
-            context, weights = self.look(below, memory, real)
+            context, weights = self.cross_attention(below, memory, real)
         read = jnp.concatenate([below, context, word], axis=-1)
         return State(tuple(new)), read, weights
 
-    def speak(self, read: Float[Array, "... D3"]) -> Float[Array, "... vocab"]:
+    def logits(self, read: Float[Array, "... D3"]) -> Float[Array, "... vocab"]:
         """Logits of the next word."""
         return self.output(jnp.tanh(self.combine(read)))
 
     def _read(
-        self, source: Array, target: Array, real: Any, **quiet: Any
+        self, source: Array, target: Array, real: Any, **flags: Any
     ) -> tuple[Float[Array, "B T D3"], Float[Array, "B N T S"]]:
-        memory, state = self.encode(source, real, **quiet)
-        words = self.dropout(self.target_embedding(target), **quiet)
+        memory, state = self.encode(source, real, **flags)
+        words = self.dropout(self.target_embedding(target), **flags)
 
         def step(state: State, word: Array) -> tuple[State, tuple[Array, Array]]:
             state, read, weights = self.step(state, word, memory, real)
             return state, (read, weights)
 
         _, (read, weights) = jax.lax.scan(step, state, jnp.swapaxes(words, 0, 1))
-        read = self.dropout(jnp.swapaxes(read, 0, 1), **quiet)
+        read = self.dropout(jnp.swapaxes(read, 0, 1), **flags)
         return read, jnp.moveaxis(weights, 0, 2)
 
     def __call__(
@@ -218,13 +216,13 @@ class Recurrent(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B T vocab"]:
         """Logits of the token after each target token."""
-        quiet = {"deterministic": deterministic, "rngs": rngs}
-        return self.speak(self._read(source, target, source_mask, **quiet)[0])
+        flags = {"deterministic": deterministic, "rngs": rngs}
+        return self.logits(self._read(source, target, source_mask, **flags)[0])
 
     def cross_attention_weights(
         self, source: Int[Array, "B S"], target: Int[Array, "B T"], source_mask: Any
     ) -> Float[Array, "1 B N T S"]:
-        """Where the decoder looks while it predicts the token after each target token."""
+        """The weights of the step that predicts the token after each target token."""
         return self._read(source, target, source_mask, deterministic=True)[1][None]
 
 
@@ -232,14 +230,14 @@ def greedy(
     model: Recurrent, source: Int[Array, "B S"], real: Any, *, bos: int, eos: int, pad: int,
     longest: int,
 ) -> Int[Array, "B L"]:  # fmt: skip
-    """The sentence that takes the likeliest token at each step."""
+    """Greedy decoding: the likeliest token at each step."""
     memory, state = model.encode(source, real, deterministic=True)
     size = source.shape[:1]
 
-    def step(carry: tuple[State, Array, Array], _: None) -> tuple[Any, Array]:
+    def step(carry: Any, _: Any) -> tuple[Any, Array]:
         state, token, ended = carry
         state, read, _ = model.step(state, model.target_embedding(token), memory, real)
-        token = jnp.argmax(model.speak(read), axis=-1).astype(jnp.int32)
+        token = jnp.argmax(model.logits(read), axis=-1).astype(jnp.int32)
         token = jnp.where(ended, jnp.int32(pad), token)
         return (state, token, ended | (token == eos)), token
 

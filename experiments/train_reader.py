@@ -1,30 +1,20 @@
-"""Training a `Reader` on a task, alike for every study that does."""
+"""Training a `Reader` on a task, the same for all studies that do."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments import reader
-from experiments.model import parameters
+from experiments.data.tasks import Batch
+from experiments.models import reader
+from experiments.models.reader import Reader
+from experiments.models.seq2seq import parameters
 from experiments.progress import Progress
-from experiments.reader import Reader
-from experiments.tasks import Batch
 from experiments.train import History, Recipe, train
 
-HELD_OUT = 2**31  # the step whose problems are never trained on
 HELD_OUT_SIZE = 128
 
 
-def draws(task: str, seed: int, step: int) -> np.random.Generator:
-    """Return where the problems of a step come from: the same for all models of a seed."""
-    number = int.from_bytes(hashlib.sha256(task.encode()).digest()[:4], "big")
-    return np.random.default_rng([number, seed, step])
-
-
-def teach(
+def train_reader(
     model: Reader,
     batch_at: Callable[[int], Batch],
     held_out: Batch,
@@ -38,10 +28,10 @@ def teach(
     executables: Any,
     besides: Sequence[Callable[[], Any]] = (),
 ) -> tuple[Any, History]:
-    """Train ``model`` and look at it some ten times; see `experiments.train.train`."""
+    """Train ``model`` and observe it some ten times; see `experiments.train.train`."""
 
     def observe(model: Any) -> dict[str, float | None]:
-        return dict(reader.look(model, held_out))
+        return dict(reader.observe(model, held_out))
 
     recipe = Recipe(
         steps=steps,
@@ -63,7 +53,7 @@ def teach(
         name=name,
         executables=executables,
         ahead=[batch_at(0)],
-        besides=[lambda: reader.prepare_look(model, held_out), *besides],
+        besides=[lambda: reader.prepare_observe(model, held_out), *besides],
     )
     return trained, history
 

@@ -1,0 +1,1 @@
+"""Models that are not the library's own."""
