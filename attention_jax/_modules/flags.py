@@ -14,7 +14,9 @@ Flag = Annotated[Any, bool | None]
 Out = TypeVar("Out")
 
 
-def is_training(name: str, rate: float | int, call: Flag, constructed: Flag) -> bool | Array:
+def is_training(
+    name: str, rate: float | int, call: Flag, constructed: Flag, hint: str = ""
+) -> bool | Array:
     """Whether a layer drops anything out now; the call's flag wins over the constructor's.
 
     Args:
@@ -22,6 +24,7 @@ def is_training(name: str, rate: float | int, call: Flag, constructed: Flag) -> 
         rate: Its dropout rate; without one no flag is looked at.
         call: `deterministic` as given in the call.
         constructed: `deterministic` as given at construction.
+        hint: How else the flag is set, for the message.
 
     Returns:
         A plain bool, or a traced one where the flag is traced.
@@ -35,7 +38,7 @@ def is_training(name: str, rate: float | int, call: Flag, constructed: Flag) -> 
     if deterministic is None:
         raise ValueError(
             f"{name} has dropout rate {rate} and must be told whether to use it: give "
-            "`deterministic` at construction or in the call"
+            f"`deterministic` at construction or in the call{hint}"
         )
     return not deterministic if is_concrete(deterministic) else jnp.logical_not(deterministic)
 

@@ -47,6 +47,11 @@ class Sizes(NamedTuple):
     param_dtype: Any = jnp.float32
     kernel_init: Initializer = KERNEL_INIT
 
+    @classmethod
+    def of(cls, query: Array, key: Array) -> "Sizes":
+        """Those of queries `[*B, T, N, H]` and keys `[*B, S, K, Hk]`."""
+        return cls(query.shape[-2], query.shape[-1], key.shape[-1])
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ScoreRecipe:

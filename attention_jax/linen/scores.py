@@ -76,9 +76,13 @@ class ScoreParameters(Parameters):
     Args:
         score: As in `MultiHeadAttention`.
         dtype: The dtype of floating arrays in the computation; None is their own.
+        param_dtype: The dtype of the parameters; None is that of the sizes.
+        kernel_init: The initialiser of kernels; None is that of the sizes.
     """
 
     score: AnyScore = None
+    param_dtype: Any = None
+    kernel_init: Any = None
 
     def __call__(self, sizes: Sizes) -> Score:
         """The score with the present values of its parameters."""
@@ -91,12 +95,17 @@ class ScoreParameters(Parameters):
         return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)  # type: ignore[arg-type]
 
     def adapt(self, sizes: Sizes, stats: Stats) -> None:
-        """Takes note of a training call, in the collection "adapted", which must be mutable."""
+        """Updates the states after a training call, in the mutable collection "adapted"."""
+        if self.is_initializing():
+            return
         recipe, values = self._present(sizes)
         for name, value in recipe.adapt(values, stats).items():
             self.put_variable("adapted", name, value)
 
     def _present(self, sizes: Sizes) -> tuple[ScoreRecipe, dict[str, Array]]:
+        if self.kernel_init is not None:
+            own = {"param_dtype": self.param_dtype, "kernel_init": self.kernel_init}
+            sizes = sizes._replace(**own)
         score, drawn = self.score, is_factory(self.score)
         if drawn:
             # Only the structure of what it makes is used after `init`, whatever the key.

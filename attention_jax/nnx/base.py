@@ -15,6 +15,7 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag, if_training
+from attention_jax._modules.recipes import Sizes
 from attention_jax._modules.settings import check_settings
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
@@ -126,7 +127,7 @@ class AttentionLayer(nnx.Module):
     def _adapted(self, result: Result, adapting: bool) -> Result:
         if adapting:
             assert result.stats is not None  # asked for above
-            self.score.adapt(result.stats)
+            self.score.adapt(Sizes(1, 1, 1), result.stats)
         return result
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:

@@ -90,11 +90,13 @@ class ScoreParameters(Parameters):
         """Whether there are states that training calls change."""
         return bool(self.recipe.adapted)
 
-    def adapt(self, stats: Stats) -> None:
-        """Takes note of a training call."""
+    def adapt(self, sizes: Sizes, stats: Stats) -> None:
+        """Updates the states after a training call."""
+        del sizes
         for name, value in self.recipe.adapt(self.values(), stats).items():
             getattr(self, name)[...] = value
 
-    def __call__(self) -> Score:
+    def __call__(self, sizes: Sizes | None = None) -> Score:
         """The score with the present values of its parameters, floating ones in `dtype`."""
+        del sizes  # known since construction
         return self.recipe.build(self.values())

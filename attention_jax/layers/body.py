@@ -1,0 +1,165 @@
+"""The base of every body, and how a flavour's module takes a body's methods over."""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import jax.numpy as jnp
+
+from attention_jax._core.checks import check_count
+from attention_jax._modules.recipes import KERNEL_INIT, Initializer
+from attention_jax._modules.settings import check_settings
+from attention_jax.layers import docstrings
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
+def settings(cls: Class) -> Class:
+    """Declares a body's annotated attributes as settings, the arguments of every constructor.
+
+    Order, defaults and `dataclasses.KW_ONLY` mean what they mean in a dataclass.
+    """
+    return dataclasses.dataclass(eq=False, repr=False)(cls)
+
+
+class Body:
+    """Base of the bodies.
+
+    A flavour's module derives from a body and from the flavour's own base, in this order; that base
+    defines `_part` and `_dropout_key`. Public methods take `**random`, which stands for the
+    arguments by which the flavour is given a random key; they hand it on to the methods of
+    submodules, and in the end to `_dropout_key`.
+    """
+
+    _counts: ClassVar[tuple[str, ...]] = ()  # the settings that are positive ints, or None
+    _random: ClassVar[Mapping[str, str]] = {}  # what `random` stands for, with descriptions
+    _arguments: ClassVar[Mapping[str, str]] = {}  # descriptions of what several methods take
+    _flag_hint: ClassVar[str] = ""  # how else the flavour sets `deterministic`, for a message
+
+    def _check(self, given: Any) -> None:
+        """Raises where a setting is wrong; `given` has the settings as attributes."""
+        for name in self._counts:
+            if (value := getattr(given, name)) is not None:
+                check_count(name, value, 1)
+        check_settings(**{name: getattr(given, name) for name in setting_names(type(self))})
+
+    def _build(self, make: Any) -> None:
+        """Makes the submodules and parameters with `make`, a `Construction`."""
+        raise NotImplementedError(f"{type(self).__name__} has no _build")
+
+    def _part(self, name: str) -> Any:
+        """The submodule that was made with `Construction.keep` under the name of a setting."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _dropout_key(self, name: str, training: Any, **random: Any) -> Any:
+        """A random key for dropout, from the arguments of the flavour or from its streams.
+
+        Args:
+            name: The layer's name, for error messages.
+            training: Whether it is needed, possibly traced.
+            **random: The flavour's arguments.
+
+        Returns:
+            The key; None where there is none and `training` is traced.
+
+        Raises:
+            ValueError: If there is none and it is needed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _check_random(self, random: Mapping[str, Any]) -> None:
+        """Raises a TypeError where `random` holds what is no argument in this flavour."""
+        if unknown := set(random) - set(self._random):
+            name = min(unknown)
+            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
+
+
+@settings
+class LinearSettings(Body):
+    """A layer with linear layers in it.
+
+    Args:
+        dtype: Dtype of the computation; None follows the inputs and the parameters.
+        param_dtype: Dtype of the parameters.
+        precision: As in `jax.lax.Precision`.
+        kernel_init: Initialiser of the kernels.
+        bias_init: Initialiser of the biases.
+        use_bias: Whether the linear layers have biases.
+        implementation: As in `attention_jax.attend`.
+        block_size: As in `attention_jax.attend`.
+    """
+
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Initializer = KERNEL_INIT
+
+
+def setting_names(cls: type) -> list[str]:
+    """The settings of a body, or of a module that derives from one."""
+    return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+
+def is_body(cls: type) -> bool:
+    """Whether a class is a body and no module of a flavour."""
+    return issubclass(cls, Body) and not hasattr(cls, "_flavour")
+
+
+def adopt_methods(cls: type) -> None:
+    """Puts copies of the public methods of a module's bodies into the class of the module.
+
+    Linen manages the state of methods that stand in the class itself, and of no others. The copies
+    have the flavour's arguments in their signatures and complete docstrings.
+    """
+    known: dict[str, str] = {**cls._arguments, **cls._random}  # type: ignore[attr-defined]
+    for base in reversed(cls.__mro__):
+        if is_body(base) and "__call__" in vars(base):
+            known |= docstrings.arguments(vars(base)["__call__"].__doc__)
+    names = {name for base in cls.__mro__ if is_body(base) for name in vars(base)}
+    for name in sorted(names):
+        provider = next(base for base in cls.__mro__ if name in vars(base))
+        function = vars(provider)[name]
+        public = name == "__call__" or not name.startswith("_")
+        setting = name in getattr(cls, "__dataclass_fields__", ())
+        method = isinstance(function, types.FunctionType) and public and not setting
+        if method and is_body(provider):
+            setattr(cls, name, _copy(function, cls, known))
+
+
+def _copy(function: Callable[..., Any], cls: Any, known: Mapping[str, str]) -> Callable[..., Any]:
+    source: Any = function
+    copy = types.FunctionType(
+        source.__code__,
+        source.__globals__,
+        source.__name__,
+        source.__defaults__,
+        source.__closure__,
+    )
+    copy.__kwdefaults__ = source.__kwdefaults__
+    copy.__dict__.update(source.__dict__)
+    copy.__annotations__ = source.__annotations__
+    copy.__module__ = source.__module__
+    copy.__qualname__ = f"{cls.__qualname__}.{source.__name__}"
+    signature: Any = inspect.signature(function)
+    parameters = dict(signature.parameters)
+    if parameters.pop("random", None) is not None:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for name in cls._random:
+            parameters[name] = inspect.Parameter(name, kind, default=None, annotation=Any)
+        copy.__signature__ = signature.replace(parameters=parameters.values())  # type: ignore[attr-defined]
+    copy.__doc__ = docstrings.completed(source.__doc__, parameters, known)
+    return copy
+
+
+def describe_class(cls: Any, signature: inspect.Signature) -> None:
+    """Completes the docstring of a module: its body's, with what the flavour adds."""
+    bases = [base for base in cls.__mro__[1:] if issubclass(base, Body)]
+    known: dict[str, str] = {}
+    for base in reversed(bases):
+        known |= docstrings.arguments(base.__doc__)
+    own = next(base.__doc__ for base in bases if is_body(base))
+    cls.__doc__ = docstrings.completed(own, signature.parameters, known, vars(cls).get("__doc__"))

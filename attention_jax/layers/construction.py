@@ -1,0 +1,61 @@
+"""What a flavour makes for the bodies: submodules, parameters and states."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attention_jax._core.axes import Array
+
+Draw = Callable[[Array], Array]
+
+
+class Construction:
+    """Makes the parts of one module; each flavour has its own.
+
+    Sizes are given where they are known. A flavour that learns them from the inputs ignores them.
+
+    Attributes:
+        given: Has all settings of the module as attributes.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def take(self, *names: str) -> dict[str, Any]:
+        """Settings by name, to pass on; those that the module does not have are left out."""
+        return {name: getattr(self.given, name) for name in names if hasattr(self.given, name)}
+
+    def linear_options(self, **options: Any) -> dict[str, Any]:
+        """The options of every linear layer of the module, unless `options` has another."""
+        dtypes = self.take("dtype", "param_dtype", "precision")
+        return {**dtypes, **self.take("use_bias", "kernel_init", "bias_init"), **options}
+
+    def dense(self, inputs: int, outputs: int, **options: Any) -> Any:
+        """`x W + b` on the last axis."""
+        raise NotImplementedError
+
+    def projection(
+        self, inputs: Any, features: tuple[int, ...] | None, axes: int = 1, **options: Any
+    ) -> Any:
+        """A linear function of the last `axes` axes, `projection(x, features)`.
+
+        Its kernel is `[*inputs, *features]`, drawn with the fan of a matrix; without a size the
+        features are those of the call. `projection.parameters(inputs, features)` are the kernel
+        and the bias, or None for it.
+        """
+        raise NotImplementedError
+
+    def param(self, name: str, draw: Draw) -> Any:
+        """The parameter that `draw` makes from a key; its array is `parameter[...]`."""
+        raise NotImplementedError
+
+    def dropout_stream(self, rate: float | int) -> None:
+        """A stream of dropout keys for the module, where the flavour keeps one."""
+        raise NotImplementedError
+
+    def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
+        """The parameters of a score, as the part "score"."""
+        raise NotImplementedError
+
+    def keep(self, name: str, part: Any) -> None:
+        """Makes `part` a submodule under a name that may be that of a setting; see `Body._part`."""
+        raise NotImplementedError

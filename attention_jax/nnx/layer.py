@@ -1,0 +1,160 @@
+"""How a body becomes an NNX module: its constructor, its parts and its random keys."""
+
+import dataclasses
+import difflib
+import inspect
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from flax import nnx
+
+from attention_jax._core.axes import Array
+from attention_jax._modules.arguments import as_mask
+from attention_jax._modules.recipes import Sizes
+from attention_jax.layers import body
+from attention_jax.layers.attending import AttentionLayer as AttentionBody
+from attention_jax.layers.construction import Construction, Draw
+from attention_jax.nnx.linear import Projection
+from attention_jax.nnx.randomness import check_rngs, dropout_key, fork_stream
+from attention_jax.nnx.scores import ScoreParameters
+
+Class = TypeVar("Class", bound=type)
+
+# What only construction uses: the module has the submodules that are made of it.
+_PASSED_ON = ("score", "cross_score", "positions", "attention", "mask", "rngs", "keep_rngs")
+
+
+@body.settings
+class Layer(body.Body, nnx.Module):
+    """Base of the NNX modules that are made of a body.
+
+    Args:
+        rngs: Streams for the parameters and, with a rate, "dropout".
+    """
+
+    _: dataclasses.KW_ONLY
+    rngs: nnx.Rngs
+
+    _flavour: ClassVar[str] = "nnx"
+    _random: ClassVar[Mapping[str, str]] = {
+        "rngs": "The stream of dropout keys, or the streams; wins over the layer's own."
+    }
+    _flag_hint: ClassVar[str] = ", or call train() or eval()"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        body.adopt_methods(cls)
+
+    def _part(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def _dropout_key(self, name: str, training: bool | Array, rngs: Any = None) -> Array:
+        del training  # without a stream there is an error even where the flag is traced
+        return dropout_key(name, rngs, self.rngs)
+
+
+class AttentionLayer(Layer):
+    """Base of the NNX modules that call `attend`."""
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Sets what `flax.nnx.view` sets.
+
+        Args:
+            deterministic: Whether to leave dropout out.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
+def module(cls: Class) -> Class:
+    """Gives an NNX module its constructor: the settings of its body and `rngs`.
+
+    Settings become attributes, but for those that are only passed on to submodules.
+    """
+    body.settings(cls)
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.kw_only)  # type: ignore[arg-type]
+    signature = inspect.Signature([_parameter(field) for field in fields])
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        given = _bind(type(self).__name__, signature, args, options)
+        check_rngs(type(self).__name__, given.rngs)
+        self._check(given)
+        for name, value in vars(given).items():
+            if not (name in _PASSED_ON or name.endswith(("_init", "_metadata"))):
+                setattr(self, name, value)
+        if isinstance(self, AttentionBody):
+            self.mask = nnx.data(as_mask(given.mask))
+        self._build(NnxConstruction(self, given))
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += signature.parameters.values()
+    __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    cls.__init__ = __init__  # type: ignore[misc]
+    cls.__signature__ = signature  # type: ignore[attr-defined]
+    body.describe_class(cls, signature)
+    return cls
+
+
+def _parameter(field: Any) -> inspect.Parameter:
+    kinds = inspect.Parameter
+    kind = kinds.KEYWORD_ONLY if field.kw_only else kinds.POSITIONAL_OR_KEYWORD
+    default = kinds.empty if field.default is dataclasses.MISSING else field.default
+    return kinds(field.name, kind, default=default, annotation=field.type)
+
+
+def _bind(
+    name: str, signature: inspect.Signature, args: Any, options: Any
+) -> types.SimpleNamespace:
+    """The settings by name, defaults included."""
+    for option in options:
+        if option not in signature.parameters:
+            close = difflib.get_close_matches(option, signature.parameters, 1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{name} got an unexpected argument {option!r}{hint}")
+    try:
+        bound = signature.bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    bound.apply_defaults()
+    return types.SimpleNamespace(**bound.arguments)
+
+
+class NnxConstruction(Construction):
+    """Makes the parts of an NNX module, in the order in which they draw from the streams."""
+
+    def __init__(self, layer: Any, given: Any) -> None:
+        super().__init__(given)
+        self._layer = layer
+        self._rngs: nnx.Rngs = given.rngs
+
+    def dense(self, inputs: int, outputs: int, **options: Any) -> nnx.Linear:
+        """`flax.nnx.Linear`."""
+        return nnx.Linear(inputs, outputs, rngs=self._rngs, **self.linear_options(**options))
+
+    def projection(self, inputs: Any, features: Any, axes: int = 1, **options: Any) -> Projection:
+        """`Projection`."""
+        options = {**self.linear_options(**options), "axis": tuple(range(-axes, 0))}
+        return Projection(inputs, features, rngs=self._rngs, **options)
+
+    def param(self, name: str, draw: Draw) -> nnx.Param:
+        """`flax.nnx.Param`."""
+        del name
+        return nnx.Param(draw(self._rngs.params()))
+
+    def dropout_stream(self, rate: float | int) -> None:
+        """A fork of the stream "dropout", where there is a rate and a stream."""
+        keep = getattr(self.given, "keep_rngs", True)
+        self._layer.rngs = nnx.data(fork_stream(self._rngs, rate) if keep else None)
+
+    def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
+        """`ScoreParameters`."""
+        settings = self.take("param_dtype", "kernel_init")
+        sizes = Sizes(num_heads, query_depth, key_depth, **settings)
+        self.keep("score", ScoreParameters(given, sizes, dtype=self.given.dtype, rngs=self._rngs))
+
+    def keep(self, name: str, part: Any) -> None:
+        """An attribute of that name."""
+        setattr(self._layer, name, part)
