@@ -18,8 +18,8 @@ from attention_jax._modules.places import shaw as shaw
 from attention_jax._modules.scales import entropy_scale as entropy_scale
 from attention_jax._modules.scales import learned_scale as learned_scale
 from attention_jax._modules.scales import log_length as log_length
+from attention_jax.linen.additive_attention import AdditiveAttention as AdditiveAttention
 from attention_jax.linen.attention import MultiHeadAttention as MultiHeadAttention
-from attention_jax.linen.bahdanau import AdditiveAttention as AdditiveAttention
 from attention_jax.linen.convert import from_nnx as from_nnx
 from attention_jax.linen.convert import to_nnx as to_nnx
 from attention_jax.linen.decode import beam_decode as beam_decode

@@ -5,7 +5,7 @@ Imported by name, `from attention_jax import nnx`: the library itself does not n
 
 from attention_jax._modules.initial import small_init as small_init
 from attention_jax._modules.initial import xavier_init as xavier_init
-from attention_jax.nnx.additive import AdditiveAttention as AdditiveAttention
+from attention_jax.nnx.additive_attention import AdditiveAttention as AdditiveAttention
 from attention_jax.nnx.attention import MultiHeadAttention as MultiHeadAttention
 from attention_jax.nnx.decode import beam_decode as beam_decode
 from attention_jax.nnx.decode import greedy_decode as greedy_decode
