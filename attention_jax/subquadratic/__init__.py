@@ -1,7 +1,7 @@
-"""Attention that is not softmax over all pairs: families below O(T·S), each under its own name.
+"""Sub-quadratic attention: linear, low-rank, Nyström, memory-compressed, LSH and routed attention.
 
-None of them is ever picked in place of `attend`. They keep its layout and its promises on padding,
-causal order, empty rows, dtypes and what is not finite; each says what it cannot honour.
+`attend` never chooses one of them. Layout, padding, causal order, empty rows, dtypes and non-finite
+values are as in `attend`; a mask that a family does not support raises an error.
 """
 
 from attention_jax.subquadratic.features import FeatureMap as FeatureMap

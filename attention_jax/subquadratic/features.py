@@ -1,10 +1,11 @@
-"""Feature maps: what makes attention linear.
+"""Feature maps of linear attention.
 
     weight(t, s) ∝ φ(q_t) · φ(k_s)
 
-A map is a frozen pytree. Its features should be non-negative, as weights that change sign need not
-sum to anything. A row of query features may carry any positive factor, which the normaliser takes
-out again; a key's features may come with the logarithm of theirs.
+A map is a frozen pytree. Its features should be non-negative, because the sum of weights of
+different signs may vanish. A row of query features may be scaled by any positive factor, which the
+normalisation cancels; a row of key features may be scaled if the logarithm of its factor is
+returned.
 """
 
 import dataclasses
@@ -19,22 +20,22 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.record import Record, static
 
-# The least logarithm of a random feature, relative to the largest of its row.
+# The smallest logarithm of a random feature, relative to the largest of its row.
 _FLOOR = -60
 
 
 class FeatureMap(Record):
-    """A feature map; `features(x, positions)` does for both sides unless they are overridden."""
+    """A feature map φ; `query` and `key` use `features` unless they are overridden."""
 
     def check(self, depth: int, length: int) -> None:
-        """Raises a ValueError where the map does not fit the depth H or the greatest length."""
+        """Raises ValueError if the map does not fit the depth H or the largest length."""
 
     def features(self, x: Array, positions: Array) -> Array:
         """The features `[..., length, F]` of `x [..., length, H]` at `positions [length]`."""
         raise NotImplementedError(f"{type(self).__name__} has no features")
 
     def query(self, x: Array, positions: Array) -> Array:
-        """Features of queries, up to a positive factor for each row."""
+        """Features of queries, up to a positive factor per row."""
         return self.features(x, positions)
 
     def key(self, x: Array, positions: Array) -> tuple[Array, Array | None]:
@@ -51,7 +52,7 @@ class Elu(FeatureMap):
         return "elu_features", {}
 
     def features(self, x: Array, positions: Array) -> Array:
-        """`x + 1` above 0 and `exp(x)` below, which unlike elu(x) + 1 keeps its digits."""
+        """`x + 1` above 0 and `exp(x)` below, without the cancellation in `elu(x) + 1`."""
         return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
@@ -66,7 +67,7 @@ class Relu(FeatureMap):
         return "relu_features", {"offset": self.offset or None}
 
     def features(self, x: Array, positions: Array) -> Array:
-        """The positive part."""
+        """`max(x, 0) + offset`."""
         return jax.nn.relu(x) + self.offset
 
 
@@ -78,11 +79,10 @@ class Cosine(FeatureMap):
     max_length: int = static()
 
     def __repr__(self) -> str:
-        """Written as it was made."""
         return f"cosine_features({self.max_length})"
 
     def check(self, depth: int, length: int) -> None:
-        """The greatest distance must stay below M, where the cosine turns negative."""
+        """Checks that distances stay below M, where the cosine becomes negative."""
         if length > self.max_length:
             raise ValueError(
                 f"cosine_features(max_length={self.max_length}) is too short for length {length}"
@@ -91,7 +91,7 @@ class Cosine(FeatureMap):
     def features(self, x: Array, positions: Array) -> Array:
         """2H features; NaN at positions of `max_length` and beyond."""
         angle = positions.astype(x.dtype) * (math.pi / (2 * self.max_length))
-        # A state can carry positions past M, which is known only when running.
+        # The positions of a state may exceed M, which is known only at run time.
         angle = jnp.where(positions < self.max_length, angle, jnp.nan)
         angle = angle.reshape((1,) * (x.ndim - 2) + (-1, 1))
         x = jax.nn.relu(x)
@@ -121,7 +121,7 @@ class Favor(FeatureMap):
         return Favor(projection.astype(self.projection.dtype), self.orthogonal)
 
     def check(self, depth: int, length: int) -> None:
-        """The projection is made for one depth."""
+        """Checks the depth for which the projection was drawn."""
         if self.projection.shape[-1] != depth:
             raise ValueError(
                 f"favor_features were drawn for depth {self.projection.shape[-1]}, but query and "
@@ -129,27 +129,27 @@ class Favor(FeatureMap):
             )
 
     def _features(self, x: Array) -> tuple[Array, Array]:
-        """Features of which the largest in each row is 1, and the logarithm of the row's factor."""
+        """Features scaled to a maximum of 1 per row, and the logarithm of the row's factor."""
         x = x * (max(x.shape[-1], 1) ** -0.25)
         products = jnp.matmul(x, jnp.asarray(self.projection).astype(x.dtype).T)
         exponent = products - jnp.sum(x * x, axis=-1, keepdims=True) / 2
         top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
-        # A floor far below rounding: a query and a key whose largest features differ still meet.
+        # The floor is far below rounding; it keeps the product of any two rows above 0.
         return jnp.exp(jnp.maximum(exponent - top, _FLOOR)), top[..., 0]
 
     def query(self, x: Array, positions: Array) -> Array:
-        """The largest feature of each row is 1."""
+        """Features scaled to a maximum of 1 per row."""
         return self._features(x)[0]
 
     def key(self, x: Array, positions: Array) -> tuple[Array, Array]:
-        """The largest feature of each row is 1, and the logarithm of its factor."""
+        """Features scaled to a maximum of 1 per row, and the logarithm of the row's factor."""
         return self._features(x)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Custom(FeatureMap):
-    """A function of the last axis."""
+    """A custom function of the last axis."""
 
     function: Any  # a jax.tree_util.Partial: the function is static, its arguments are leaves
 
@@ -169,7 +169,7 @@ class Custom(FeatureMap):
 
 
 def as_feature_map(feature_map: Any) -> FeatureMap:
-    """A feature map for whatever may stand for one."""
+    """Converts the argument `feature_map` to a feature map."""
     if feature_map is None:
         return Elu()
     if isinstance(feature_map, FeatureMap):
@@ -184,7 +184,7 @@ def as_feature_map(feature_map: Any) -> FeatureMap:
 
 
 def elu_features() -> FeatureMap:
-    """`φ(x) = elu(x) + 1`: H positive features, cheap and without randomness.
+    """ELU feature map, `φ(x) = elu(x) + 1`: H positive, deterministic features.
 
     Returns:
         A feature map.
@@ -197,11 +197,11 @@ def elu_features() -> FeatureMap:
 
 
 def relu_features(offset: float | int = 0.0) -> FeatureMap:
-    """`φ(x) = max(x, 0) + offset`: H features, many of them 0.
+    """ReLU feature map, `φ(x) = max(x, 0) + offset`: H features, sparse if the offset is 0.
 
     Args:
-        offset: what is added, at least 0. With 0 a query may share no feature with any key, and
-            then its output is 0.
+        offset: added to every feature, at least 0. With 0 all products of a query with keys may be
+            0; then its output is 0.
 
     Returns:
         A feature map.
@@ -219,12 +219,13 @@ def relu_features(offset: float | int = 0.0) -> FeatureMap:
 
 
 def cosine_features(max_length: int) -> FeatureMap:
-    """Features whose product decays with the distance, `φ(q) · φ(k) = relu(q) · relu(k) cos(a)`.
+    """CosFormer feature map: a product that decays with the distance, by a cosine.
 
         φ(x, p) = [relu(x) cos a_p, relu(x) sin a_p],   a_p = π p / 2M
+        φ(q, t) · φ(k, s) = relu(q) · relu(k) cos(a_t - a_s)
 
     Args:
-        max_length: M, positive; positions must stay below it, so that no cosine is negative.
+        max_length: M, positive; positions must be below it, so that no cosine is negative.
 
     Returns:
         A feature map with 2H features.
@@ -239,22 +240,22 @@ def cosine_features(max_length: int) -> FeatureMap:
 def favor_features(
     key: Any, depth: int, num_features: int, *, orthogonal: bool = True
 ) -> FeatureMap:
-    """Positive random features, whose mean product is the softmax kernel `exp(q · k / √H)`.
+    """FAVOR+: positive random features whose expected product is `exp(q · k / √H)`.
 
         φ(x)_i = exp(w_i · x̃ - |x̃|² / 2),   x̃ = x / H^¼,   w_i ~ N(0, I)
 
-    The error falls with the root of their number and grows like `exp(|q̃ + k̃|²)` with the norms.
-    Exponents are taken relative to a row's largest, so that no norm makes all features vanish.
+    The error decreases as 1/√F and grows as `exp(|q̃ + k̃|²)` with the norms. Exponents are
+    relative to the largest of the row, so features do not underflow for large norms.
 
     Args:
         key: a PRNG key.
         depth: H, the depth of one head.
-        num_features: F, how many.
-        orthogonal: whether rows of the projection are orthogonal in runs of H, which never has
-            more variance; their norms are those of independent rows.
+        num_features: F, number of features.
+        orthogonal: whether rows of the projection are orthogonal in runs of H, which never
+            increases the variance; their norms are distributed as those of independent rows.
 
     Returns:
-        A feature map; its `projection [F, H]` is a leaf, and `redraw(key)` draws it anew.
+        A feature map; its `projection [F, H]` is a leaf, and `redraw(key)` draws a new one.
 
     References:
         Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794,
@@ -266,18 +267,18 @@ def favor_features(
 
 
 def draw_projection(key: Any, num_features: int, depth: int, orthogonal: bool) -> Array:
-    """Gaussian rows `[F, H]`; orthogonal ones in runs of H, with the norms of independent ones."""
+    """Gaussian rows `[F, H]`; if orthogonal, in runs of H, with norms of independent rows."""
     if not orthogonal:
         return jax.random.normal(key, (num_features, depth), jnp.float32)
     directions, lengths = jax.random.split(key)
     runs = -(-num_features // depth)
     square = jax.random.normal(directions, (runs, depth, depth), jnp.float32)
     q, r = jnp.linalg.qr(square)
-    # QR fixes the signs of R; with those of a Gaussian matrix the rotation is uniform.
+    # QR fixes the signs of R's diagonal; multiplying them into Q makes the rotation uniform.
     rows = jnp.swapaxes(q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[:, None, :], -1, -2)
     norms = jnp.linalg.norm(jax.random.normal(lengths, (runs * depth, depth), jnp.float32), axis=-1)
     return (rows.reshape(-1, depth) * norms[:, None])[:num_features]
 
 
-# What a caller may give for a feature map. Only documented here: `as_feature_map` refuses the rest.
+# The accepted types of a `feature_map` argument; `as_feature_map` checks them.
 Features = Annotated[Any, FeatureMap | Callable[[Array], Array] | None]

@@ -1,4 +1,4 @@
-"""Linear attention: feature maps in place of the softmax, sums in place of pairs."""
+"""Linear attention: a product of feature maps replaces the exponential of the score."""
 
 import dataclasses
 import functools
@@ -44,15 +44,15 @@ _CHUNK = 64
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class LinearState(Record):
-    """All that linear attention remembers of the keys and values it has met.
+    """The recurrent state of linear attention, of a size independent of the number of tokens.
 
-    Its size does not depend on how many they were. Sums are relative to `exp(shift)`.
+    The sums are relative to `exp(shift)`.
 
     Attributes:
         numerator: `Σ_s φ(k_s) v_sᵀ`, `[*B, K, F, V]`, float32 at least.
         denominator: `Σ_s φ(k_s)`, `[*B, K, F]`.
-        shift: `[*B, K]`, the logarithm of what both are divided by.
-        index: int32 scalar, how many positions went by.
+        shift: `[*B, K]`, the logarithm of the factor by which both are divided.
+        index: int32 scalar, the number of positions so far.
     """
 
     numerator: Any
@@ -74,9 +74,9 @@ class LinearState(Record):
         Args:
             batch: `*B`, one size or a tuple.
             heads: K, key/value heads.
-            features: F, what the feature map makes of a key.
+            features: F, number of features of a key.
             depth: V, depth of a value.
-            dtype: of the sums, float32 or float64.
+            dtype: dtype of the sums, float32 or float64.
         """
         lead = (*((batch,) if isinstance(batch, int) else batch), heads)
         return cls(
@@ -97,9 +97,9 @@ def linear_attention(
     form: str | None = None,
     chunk_size: int | None = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention whose weights are products of features, in O(T + S) time and memory.
+    """Linear attention: weights are products of features, in O(T + S) time and memory.
 
-        out_t = Σ_s (φ(q_t) · φ(k_s)) v_s / Σ_s φ(q_t) · φ(k_s)   over the s that t sees
+        out_t = Σ_s (φ(q_t) · φ(k_s)) v_s / Σ_s φ(q_t) · φ(k_s)   over the visible keys s
 
     Args:
         query: `[*B, T, N, H]`, floating.
@@ -107,21 +107,21 @@ def linear_attention(
         value: `[*B, S, K, V]`.
         feature_map: φ, `elu_features()` by default; or a function `[..., H] -> [..., F]`.
         mask: causal order and padding: `causal()`, `padding(...)`, `prefix(n)`, a bool array of
-            keys `[*B, N, 1, S]` or of queries `[*B, N, T, 1]`, or several joined by `&`. What is
-            hidden is left out of both sums, after the feature map.
-        form: the order of the additions. "chunked": pairs inside a chunk, sums before it.
-            "parallel": all pairs, O(T·S). "recurrent": one token after another, which saves one
-            state a token when differentiated. None is "chunked".
-        chunk_size: tokens in a chunk, for "chunked" alone; None picks.
+            keys `[*B, N, 1, S]` or of queries `[*B, N, T, 1]`, or several joined by `&`. Masked
+            keys are excluded from both sums, after the feature map.
+        form: the order of the additions. "chunked": pairs within a chunk, sums before it.
+            "parallel": all pairs, O(T·S). "recurrent": token by token; its gradient stores one
+            state per token. None is "chunked".
+        chunk_size: tokens per chunk, for "chunked" only; None chooses.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; sums in float32 at least. A query that sees nothing,
-        or shares no feature with what it sees, gets 0.
+        `[*B, T, N, V]` with the query's dtype; sums in float32 at least. 0 for an empty row, and
+        for a query whose features are orthogonal to those of all visible keys.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, a form that is unknown, a mask that is more than causal
-            order and padding.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, an unknown form, or a mask other than causal order and
+            padding.
 
     Example:
         >>> import jax.numpy as jnp
@@ -157,23 +157,24 @@ def linear_attention_with_state(
     form: str | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Float[Array, "*B T N V"], LinearState]:
-    """`linear_attention` of one part of a sequence: state in, state out.
+    """`linear_attention` of one part of a sequence, `(out, state)`.
 
-    Every query sees all that is in the state, and of this part what the mask lets it see. One call
-    on a whole causal sequence equals calls on its parts that hand the state on.
+    Every query sees all keys in the state, and the keys of this part that are visible under the
+    mask. One causal call on a whole sequence equals successive calls on its parts that pass the
+    state on.
 
     Args:
-        query: as in `linear_attention`, and so are the others.
+        query: see `linear_attention`.
         key: see `linear_attention`.
         value: see `linear_attention`.
-        state: what went before; None is nothing.
+        state: the state after the previous part; None for the first part.
         feature_map: see `linear_attention`; the same in every part.
-        mask: see `linear_attention`; it speaks of this part alone.
+        mask: see `linear_attention`; it applies to this part only.
         form: see `linear_attention`.
         chunk_size: see `linear_attention`.
 
     Returns:
-        The output, and the state with all seen keys of this part in it.
+        The output, and the state that includes all visible keys of this part.
     """
     if form is not None and form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(map(repr, FORMS))}, got {form!r}")
@@ -197,19 +198,19 @@ def linear_attention_step(
     *,
     feature_map: Features = None,
 ) -> tuple[Float[Array, "*B N V"], LinearState]:
-    """One token of causal linear attention: what decoding does, in time that never grows.
+    """One decoding step of causal linear attention, in constant time.
 
         state ← state + (φ(k) vᵀ, φ(k)),   out = φ(q) · state
 
     Args:
-        query: `[*B, N, H]`, of one token.
+        query: `[*B, N, H]`, one token.
         key: `[*B, K, H]`.
         value: `[*B, K, V]`.
-        state: what went before; None is nothing.
+        state: the state after the previous token; None for the first token.
         feature_map: see `linear_attention`.
 
     Returns:
-        `[*B, N, V]`, and the state with this token in it.
+        `[*B, N, V]`, and the state that includes this token.
     """
 
     def token(name: str, x: Any) -> Array:
@@ -243,23 +244,23 @@ def _run(
     feature_map.check(layout.H, max(see.start + layout.T, layout.S))
     index = jnp.zeros((), jnp.int32) if state is None else state.index
 
-    def places(length: int, start: int) -> Array:
+    def token_positions(length: int, start: int) -> Array:
         return (index + (np.arange(length, dtype=np.int32) + np.int32(start)))[None, None]
 
-    asking = Asking(problem.query, ~problem.bad_query, places(layout.T, see.start))
-    told = Told(problem.key, problem.value, usable_keys(problem), places(layout.S, 0))
+    queries = QueryTokens(problem.query, ~problem.bad_query, token_positions(layout.T, see.start))
+    keys = KeyTokens(problem.key, problem.value, usable_keys(problem), token_positions(layout.S, 0))
     ready = Ready(
         lambda tokens: _query_features(feature_map, tokens, problem.kv_heads),
         lambda tokens: _key_features(feature_map, tokens),
     )
-    shapes = jax.eval_shape(ready.query, asking), jax.eval_shape(ready.keys, told).features
+    shapes = jax.eval_shape(ready.query, queries), jax.eval_shape(ready.keys, keys).features
     if shapes[0].shape[-1] != shapes[1].shape[-1]:
         raise ValueError(
             f"feature_map gives {shapes[0].shape[-1]} features of a query and "
             f"{shapes[1].shape[-1]} of a key: they must match (F)"
         )
     sums = _sums(problem, shapes[1], state)
-    out, sees, sums = _add(asking, told, sums, see.offset, form, chunk_size, ready)
+    out, sees, sums = _add(queries, keys, sums, see.offset, form, chunk_size, ready)
     heads = (out.shape[0], layout.N)
     out = finish(
         problem,
@@ -270,16 +271,16 @@ def _run(
     return out, _state(problem, sums, index)
 
 
-class Asking(NamedTuple):
-    """Queries `[B, N, T, H]`, which of them are finite, and their positions `[1, 1, T]`."""
+class QueryTokens(NamedTuple):
+    """Queries `[B, N, T, H]`, whether they are finite `[B, N, T]`, and positions `[1, 1, T]`."""
 
     query: Array
     usable: Array
     positions: Array
 
 
-class Told(NamedTuple):
-    """Keys `[B, K, S, H]`, values, which keys count `[B, K, S]`, and their positions."""
+class KeyTokens(NamedTuple):
+    """Keys `[B, K, S, H]`, values, visible finite keys `[B, K, S]`, and positions `[1, 1, S]`."""
 
     key: Array
     value: Array
@@ -287,56 +288,56 @@ class Told(NamedTuple):
     positions: Array
 
 
-def _query_features(feature_map: FeatureMap, asking: Asking, kv_heads: int) -> Array:
-    query = jnp.where(asking.usable[..., None], asking.query, 1)
-    features = feature_map.query(query, asking.positions[0, 0])
-    # Any factor of a row goes out again with the normaliser: tiny features become ordinary ones.
+def _query_features(feature_map: FeatureMap, queries: QueryTokens, kv_heads: int) -> Array:
+    query = jnp.where(queries.usable[..., None], queries.query, 1)
+    features = feature_map.query(query, queries.positions[0, 0])
+    # The normalisation cancels any factor of a row; scaling avoids underflow of small features.
     top = jax.lax.stop_gradient(jnp.max(jnp.abs(features), axis=-1, keepdims=True, initial=0))
     return group(features / jnp.where(top > 0, top, 1), kv_heads)
 
 
-def _key_features(feature_map: FeatureMap, told: Told) -> Keys:
-    """Keys with nothing where they are hidden: padding comes after the feature map."""
-    usable = told.usable[..., None]
-    features, scale = feature_map.key(jnp.where(usable, told.key, 1), told.positions[0, 0])
+def _key_features(feature_map: FeatureMap, keys: KeyTokens) -> Keys:
+    """Features of keys; masked keys are set to 0 after the feature map."""
+    usable = keys.usable[..., None]
+    features, scale = feature_map.key(jnp.where(usable, keys.key, 1), keys.positions[0, 0])
     features = jnp.where(usable, features, 0)
     if scale is not None:
-        scale = jax.lax.stop_gradient(jnp.where(told.usable, scale, LOWEST))
-    return Keys(features, jnp.where(usable & jnp.isfinite(told.value), told.value, 0), scale)
+        scale = jax.lax.stop_gradient(jnp.where(keys.usable, scale, LOWEST))
+    return Keys(features, jnp.where(usable & jnp.isfinite(keys.value), keys.value, 0), scale)
 
 
 def _add(
-    asking: Asking,
-    told: Told,
+    queries: QueryTokens,
+    keys: KeyTokens,
     sums: Sums,
     offset: int | None,
     form: str,
     chunk_size: int | None,
     ready: Ready,
 ) -> tuple[Array, Array, Sums]:
-    T, S = asking.query.shape[2], told.key.shape[2]
+    T, S = queries.query.shape[2], keys.key.shape[2]
     size = {"parallel": max(S, 1), "recurrent": 1}.get(form, chunk_size or _CHUNK)
     if form == "parallel":
         visible = None
         if offset is not None:
             visible = np.arange(S) <= np.arange(T)[:, None] + offset
-        both = together(ready.query(asking), ready.keys(told), sums, visible)
-        return *divide(*both), absorb_in_order(sums, told, size, ready)
+        both = together(ready.query(queries), ready.keys(keys), sums, visible)
+        return *divide(*both), absorb_in_order(sums, keys, size, ready)
     if offset is None or T == 0:
         whole = form == "chunked" and chunk_size is None
-        sums = absorb_in_order(sums, told, max(S, 1) if whole else size, ready)
-        return *divide(*read(ready.query(asking), sums)), sums
-    before, beside, after = aligned(told, T, offset)
+        sums = absorb_in_order(sums, keys, max(S, 1) if whole else size, ready)
+        return *divide(*read(ready.query(queries), sums)), sums
+    before, beside, after = aligned(keys, T, offset)
     sums = absorb_in_order(sums, before, size, ready)
     if form == "recurrent":
-        out, sees, sums = steps(ready.query(asking), ready.keys(beside), sums)
+        out, sees, sums = steps(ready.query(queries), ready.keys(beside), sums)
     else:
-        out, sees, sums = chunks(asking, beside, sums, size, ready)
+        out, sees, sums = chunks(queries, beside, sums, size, ready)
     return out, sees, absorb_in_order(sums, after, size, ready)
 
 
 def _sums(problem: Problem, features: Any, state: LinearState | None) -> Sums:
-    """The sums to start from, `[B, K, ...]`, for keys with features of this shape and dtype."""
+    """The initial sums, `[B, K, ...]`, for keys with features of this shape and dtype."""
     B, K = problem.key.shape[:2]
     F, V = features.shape[-1], problem.layout.V
     dtype = features.dtype
@@ -357,7 +358,7 @@ def _sums(problem: Problem, features: Any, state: LinearState | None) -> Sums:
 
 
 def _state(problem: Problem, sums: Sums, index: Array) -> LinearState:
-    """The state to hand on; what was not finite stays loud in it."""
+    """The new state; NaN where a visible key or value was not finite."""
     bad_key = jnp.any(problem.bad_key, axis=2)[..., None]
     bad = jnp.any(problem.bad_value, axis=2) | bad_key
     lead = (*problem.layout.batch, sums.shift.shape[1])

@@ -1,4 +1,4 @@
-"""Linformer: keys and values projected along the sequence, to a fixed number of rows."""
+"""Low-rank attention (Linformer): keys and values projected along the sequence axis."""
 
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ def low_rank_attention(
     mask: Mask | MaskLike | None = None,
     scale: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention to M projected rows of the keys and values, O((T + S)·M).
+    """Low-rank attention (Linformer): keys and values projected to M rows, O((T + S)·M).
 
         out = softmax(scale · q (E k)ᵀ) F v
 
@@ -40,21 +40,21 @@ def low_rank_attention(
         query: `[*B, T, N, H]`, floating.
         key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
         value: `[*B, S, K, V]`.
-        key_projection: E, `[M, S]`, or `[K, M, S]` with one for each key/value head.
-        value_projection: F, likewise, with the same M; None is E.
+        key_projection: E, `[M, S]`, or `[K, M, S]` per key/value head.
+        value_projection: F, likewise, with the same M; None uses E.
         mask: padding: `padding(...)`, `prefix(n)`, a bool array of keys `[*B, N, 1, S]` or of
-            queries `[*B, N, T, 1]`, or several joined by `&`. A hidden key enters neither
-            projection, and a row of E that is 0 on all seen keys is hidden itself: with E = F = I
-            this is softmax attention under the same mask.
-        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+            queries `[*B, N, T, 1]`, or several joined by `&`. Masked keys enter neither projection,
+            and a row of E that is 0 on all visible keys is masked: with E = F = I this is softmax
+            attention with the same mask.
+        scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; a query that sees nothing gets 0.
+        `[*B, T, N, V]` with the query's dtype; 0 for empty rows.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, or a mask that is more than padding: in a projected row
-            there are keys from everywhere, so causal order cannot be kept.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, or a mask other than padding: a projected row mixes
+            keys of all positions, so causal order is not possible.
 
     Example:
         >>> import jax
@@ -115,7 +115,7 @@ def _run(
 
 
 def _entered(down: Array, seen: Array, kv_heads: int) -> Array:
-    """Which rows `[B, 1 or K, M]` of `down [1 or K, M, S]` have a key that is seen."""
+    """Whether rows of `down [1 or K, M, S]` use a visible key, bool `[B, 1 or K, M]`."""
     enters, seen = (down != 0).astype(jnp.float32), seen.astype(jnp.float32)
     if down.shape[0] == 1:
         return jnp.einsum("ms,bks->bkm", enters[0], seen) > 0
@@ -124,16 +124,16 @@ def _entered(down: Array, seen: Array, kv_heads: int) -> Array:
 
 
 def project(down: Array, x: Array) -> Array:
-    """`[1 or K, M, S] · [B, K, S, H]`, `[B, K, M, H]`."""
+    """The product of `[1 or K, M, S]` and `[B, K, S, H]`, `[B, K, M, H]`."""
     if down.shape[0] == 1:
         return jnp.einsum("ms,bksh->bkmh", down[0], x)
     return jnp.einsum("kms,bksh->bkmh", down, x)
 
 
 def refuse_order(name: str, problem: Problem) -> None:
-    """Raises a ValueError where the mask asks for causal order."""
+    """Raises ValueError if the mask includes causal order."""
     if problem.see.offset is not None:
         raise ValueError(
-            f"{name} cannot honour causal order: what it makes of the keys holds keys from "
-            "everywhere; use memory_compressed_attention, linear_attention or attend"
+            f"{name} does not support causal order: it mixes keys of all positions; use "
+            "memory_compressed_attention, linear_attention or attend"
         )

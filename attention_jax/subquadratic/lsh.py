@@ -1,4 +1,4 @@
-"""LSH attention: a token looks at the tokens that hash like it, found by sorting."""
+"""LSH attention: a token attends to tokens in the same hash bucket, found by sorting."""
 
 import functools
 import math
@@ -27,7 +27,7 @@ from attention_jax.subquadratic.problem import (
 )
 from attention_jax.subquadratic.visibility import mask_object
 
-# Tokens in a bucket that `num_buckets=None` aims at.
+# Target size of a bucket for `num_buckets=None`.
 _BUCKET = 64
 
 
@@ -43,39 +43,41 @@ def lsh_attention(
     mask: Mask | MaskLike | None = None,
     scale: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention with shared queries and keys inside buckets of a random hash, O(T log T).
+    """LSH attention: shared queries and keys, within buckets of a random hash, O(T log T).
 
         out_t = Σ_{s in P_t} softmax_s(scale · q_t · k_s) v_s,   k_s = q_s / |q_s|
 
-    A bucket is the nearest of some random directions and their opposites. P_t holds the tokens that
-    in some round fall into t's bucket, no further from t than `window` of the bucket's own, without
-    t itself: it is there only where nothing else is, with weight 1.
+    A token's bucket is the nearest of a set of random directions and their opposites. P_t is the
+    set of tokens that in some round are in t's bucket, at most `window` tokens of the bucket away.
+    It excludes t itself, unless it is empty otherwise: then t has weight 1.
 
-    Chunks are only how this is computed. In Reformer they say who sees whom, so that a later token
-    moves the borders and with them what an earlier one sees; here causal order holds strictly.
+    Chunks do not affect visibility. In Reformer visibility is defined by chunks of the sorted
+    sequence, so a later token changes the visible keys of earlier ones; here causal order is
+    strict.
 
     Args:
-        query: queries, and keys too, `[*B, T, N, H]`, floating.
+        query: shared queries and keys, `[*B, T, N, H]`, floating.
         value: `[*B, T, K, V]`; query head n uses value head n // (N // K).
-        hash_key: a PRNG key, for the hash of each head and round.
-        num_buckets: 1 or an even number; or a tuple of even numbers, whose product counts: the
-            bucket is then what several smaller hashes say, which is cheaper where there are many.
-            None makes buckets of 64 to 128 tokens.
-        num_rounds: hashes, at least 1. P_t is the union of the rounds', and each pair counts once.
-        window: tokens of the same bucket that are seen on each side, at least 1; None is twice the
-            mean size of a bucket, and so everybody where there is one bucket.
-        normalize_keys: whether keys have length 1, as in Reformer; else they are the queries.
-        mask: causal order and padding, as in `linear_attention`; T = S. A hidden token is nobody's
-            key and takes no place in a window.
-        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+        hash_key: a PRNG key, for the hashes of all heads and rounds.
+        num_buckets: 1 or an even number; or a tuple of even numbers, which combines several smaller
+            hashes into as many buckets as their product, at a lower cost. None makes buckets of 64
+            to 128 tokens.
+        num_rounds: number of hashes, at least 1. P_t is the union over rounds; each pair counts
+            once.
+        window: visible tokens of the same bucket on each side, at least 1; None is twice the mean
+            size of a bucket, and so all tokens if there is one bucket.
+        normalize_keys: whether keys are normalised to length 1, as in Reformer.
+        mask: causal order and padding, as in `linear_attention`; T = S. A masked token is visible
+            to no query and does not count in a window.
+        scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; a query that sees nothing, not even itself, gets 0.
+        `[*B, T, N, V]` with the query's dtype; 0 for rows that see no key, not even their own.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, an odd number of buckets above 1, or a mask that is more
-            than causal order and padding.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, an odd number of buckets above 1, or a mask other than
+            causal order and padding.
 
     Example:
         >>> import jax
@@ -101,7 +103,7 @@ def lsh_attention(
 
 
 def _factors(num_buckets: Any, length: int) -> tuple[int, ...]:
-    """The sizes of the hashes that a bucket is made of, 1 or even."""
+    """The sizes of the hashes that form a bucket, 1 or even."""
     if num_buckets is None:
         bits = max(length // _BUCKET, 1).bit_length() - 1
         return (2**bits,) if bits < 5 else (2 ** (bits - bits // 2), 2 ** (bits // 2))
@@ -114,18 +116,18 @@ def _factors(num_buckets: Any, length: int) -> tuple[int, ...]:
 
 
 class Order(NamedTuple):
-    """One round's sorting of the tokens, for each head.
+    """The sorted order of tokens in one round, per head.
 
     Attributes:
         bucket: int32 `[B, N, T]`.
-        token: int32 `[B, N, T]`, the tokens sorted by bucket; in a bucket those that may be seen
-            come first, each kind by index.
-        place: int32 `[B, N, T]`, where each token stands among them.
+        token: int32 `[B, N, T]`, the tokens sorted by bucket; within a bucket unmasked tokens come
+            first, then by index.
+        rank: int32 `[B, N, T]`, the index of each token in the sorted order.
     """
 
     bucket: Array
     token: Array
-    place: Array
+    rank: Array
 
 
 @functools.partial(
@@ -169,20 +171,20 @@ def _run(
     others, shares = log_sum_exp(lses, None, axis=0)
     out = jnp.sum(jnp.where((shares > 0)[..., None], shares[..., None] * outs, 0), axis=0)
     alone = others == -jnp.inf
-    sees_self = _sees_self(problem)
-    out = jnp.where((alone & sees_self)[..., None], problem.value, out)
-    spoiled = jnp.any(loud, axis=0) | ((alone & sees_self)[..., None] & problem.bad_value)
-    return finish(problem, out, spoiled, ~alone | sees_self)
+    own_visible = _own_key_visible(problem)
+    out = jnp.where((alone & own_visible)[..., None], problem.value, out)
+    spoiled = jnp.any(loud, axis=0) | ((alone & own_visible)[..., None] & problem.bad_value)
+    return finish(problem, out, spoiled, ~alone | own_visible)
 
 
 def one_of(function: Any, tree: Any) -> Any:
-    """`lax.map` over a single entry, without the loop."""
+    """`lax.map` over an axis of size 1, without a loop."""
     out = function(jax.tree.map(lambda x: x[0], tree))
     return jax.tree.map(lambda x: x[None], out)
 
 
-def _sees_self(problem: Problem) -> Array:
-    """Which tokens may be seen by their own queries, bool `[B, N, T]`."""
+def _own_key_visible(problem: Problem) -> Array:
+    """Whether a token's own key is unmasked for its query, bool `[B, N, T]`."""
     index = jnp.arange(problem.layout.T, dtype=jnp.int32)
     own = (problem.reach >= index)[None, None]
     own = jnp.broadcast_to(own, problem.query.shape[:3])
@@ -192,7 +194,7 @@ def _sees_self(problem: Problem) -> Array:
 def _orders(
     problem: Problem, hash_key: Any, num_buckets: tuple[int, ...], num_rounds: int
 ) -> Order:
-    """All rounds' orders, `[R, B, N, T]`."""
+    """The orders of all rounds, `[R, B, N, T]`."""
     x = jax.lax.stop_gradient(problem.query)
     B, N, T, H = x.shape
     shape = (num_rounds, N, H, sum(num_buckets) // 2)
@@ -207,38 +209,38 @@ def _orders(
             first += size // 2
     kind = 2 * bucket
     if problem.seen is not None:
-        # Who neither is seen nor can ask goes to the end, so what it holds moves nobody.
+        # Fully masked tokens sort last, so their contents do not change the order of the others.
         asks = ~problem.bad_query if problem.asks is None else ~problem.bad_query & problem.asks
         kind = kind + jnp.where(problem.seen, 0, 1)[None]
         kind = jnp.where(problem.seen | asks, kind, 2 * math.prod(num_buckets))
     token = _sorted(kind, 2 * math.prod(num_buckets) + 1)
-    place = _sorted(token, T)
-    return Order(bucket, token, place)
+    rank = _sorted(token, T)
+    return Order(bucket, token, rank)
 
 
 def _sorted(kind: Array, kinds: int) -> Array:
-    """The indices along the last axis, sorted by `kind` (0 .. kinds - 1), each kind by index."""
+    """Indices along the last axis, sorted by `kind` (0 .. kinds - 1), then by index."""
     T = kind.shape[-1]
     index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), kind.shape)
-    if kinds * T < NEVER:  # one number each, which sorts ten times as fast as a pair
+    if kinds * T < NEVER:  # one sort key instead of two is ten times as fast
         return jnp.sort(kind * T + index, axis=-1) % T
     return jax.lax.sort((kind, index), num_keys=1)[1]
 
 
 def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighed:
-    """One round, `[B, N, T, ...]`, with its share of each pair.
+    """One round, `[B, N, T, ...]`; a pair in several rounds has a fraction of its weight in each.
 
-    A walk along the sorted tokens, one chunk of queries at a time. The keys of a chunk and of its
-    neighbours are carried along, so no key is stored once for each of its neighbours.
+    A scan over chunks of the sorted tokens. It carries the keys of the neighbouring chunks, so keys
+    are not duplicated per neighbour.
     """
     T = problem.layout.T
     chunks = -(-T // window)
-    # A later token is never seen: what stands behind in the order need not be looked at.
+    # In causal order the next chunk only holds masked keys or other buckets.
     behind = chunks > 1 and (problem.see.offset is None or problem.see.offset > 0)
-    shape = order.place.shape
+    shape = order.rank.shape
 
     def sort(x: Array) -> Array:
-        # In one chunk everybody meets: there the order of the tokens will do.
+        # A single chunk contains all pairs and needs no sorting.
         return _chunk(_at(x, order.token), window, chunks) if chunks > 1 else x[None]
 
     seen = jnp.ones(shape, bool)
@@ -246,14 +248,14 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
         seen = jnp.broadcast_to(problem.seen, shape)
     tokens = {
         "index": sort(jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), shape)),
-        "own": sort(jnp.stack([order.bucket, order.place], axis=-1)),
+        "own": sort(jnp.stack([order.bucket, order.rank], axis=-1)),
     }
     if orders.bucket.shape[0] > 1:
-        per_round = jnp.stack([orders.bucket, orders.place], axis=-1)
+        per_round = jnp.stack([orders.bucket, orders.rank], axis=-1)
         tokens["rounds"] = sort(jnp.moveaxis(per_round, 0, -2))
     bad = problem.bad_value | problem.bad_key[..., None]
     spoil = jnp.any(bad)
-    # What must be loud travels as NaN, which is cleared where it is used.
+    # Non-finite values are marked as NaN, which `chunk` replaces before the product.
     values = jnp.where(bad, jnp.nan, problem.value)
     keys = {**tokens, "seen": sort(seen), "key": sort(problem.key), "value": sort(values)}
     queries = {**tokens, "query": sort(problem.query)}
@@ -264,10 +266,10 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
         near = [*before, last]
         key = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *near)
         logits = jnp.einsum("bnth,bnsh->bnts", query["query"], key["key"])
-        visible = _meet(query["own"], key["own"], window)
+        visible = _same_bucket(query["own"], key["own"], window)
         if "rounds" in key:
-            met = _meet(query["rounds"], key["rounds"], window, rounds=True)
-            logits = logits - jnp.log(jnp.maximum(met, 1).astype(logits.dtype))
+            count = _same_bucket(query["rounds"], key["rounds"], window, rounds=True)
+            logits = logits - jnp.log(jnp.maximum(count, 1).astype(logits.dtype))
         t, s = query["index"][..., :, None], key["index"][..., None, :]
         visible &= key["seen"][..., None, :] & (t != s) & (s <= query["reach"][..., None])
         lost = jnp.isnan(key["value"])
@@ -283,30 +285,33 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
     _, each = jax.lax.scan(jax.checkpoint(chunk), vary_as(before, keys), (queries, keys))
 
     def back(x: Array) -> Array:
-        """From chunks to the tokens' own order."""
+        """From sorted chunks to the original order."""
         if chunks == 1:
             return x[0]
         x = jnp.moveaxis(x, 0, 2).reshape(*shape[:2], -1, *x.shape[4:])
-        return _at(x, order.place)
+        return _at(x, order.rank)
 
     return jax.tree.map(back, each)
 
 
 def _at(x: Array, index: Array) -> Array:
-    """`x [B, N, length, ...]` at `index [B, N, T]`, which is known to be in range."""
+    """`x [B, N, length, ...]` at `index [B, N, T]`, which must be in range."""
     index = index.reshape(index.shape + (1,) * (x.ndim - 3))
     return jnp.take_along_axis(x, index, axis=2, mode="promise_in_bounds")
 
 
 def _chunk(x: Array, window: int, chunks: int) -> Array:
-    """`[B, N, T, ...]` as `[chunks, B, N, window, ...]`; what is added is seen by nobody."""
+    """`[B, N, T, ...]` as `[chunks, B, N, window, ...]`; the padding is masked."""
     widths = [(0, chunks * window - x.shape[2] if axis == 2 else 0) for axis in range(x.ndim)]
     x = jnp.pad(x, widths)
     return jnp.moveaxis(x.reshape(*x.shape[:2], chunks, window, *x.shape[3:]), 2, 0)
 
 
-def _meet(query: Array, key: Array, window: int, *, rounds: bool = False) -> Array:
-    """Whether pairs of `[..., t, 2]` and `[..., s, 2]` meet; or of `[..., t, R, 2]`, how often."""
+def _same_bucket(query: Array, key: Array, window: int, *, rounds: bool = False) -> Array:
+    """Whether pairs share a bucket within the window; with `rounds`, in how many rounds.
+
+    Entries are (bucket, rank), `[..., t, 2]` and `[..., s, 2]`, or `[..., t, R, 2]` with `rounds`.
+    """
     if rounds:
         query, key = query[..., :, None, :, :], key[..., None, :, :, :]
     else:

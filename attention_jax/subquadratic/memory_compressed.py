@@ -1,4 +1,4 @@
-"""Memory-compressed attention: runs of keys and values, each made into one."""
+"""Memory-compressed attention: runs of keys and values, each compressed to one."""
 
 import functools
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ def memory_compressed_attention(
     mask: Mask | MaskLike | None = None,
     scale: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Attention to one key and value for each run of `stride` of them, O(T·S / stride).
+    """Memory-compressed attention: one key and value per run of `stride`, O(T·S / stride).
 
         k'_j = mean of the run's keys,  or  Σ_i k_{stride·j + i} W_i;   out = softmax(q · k') v'
 
@@ -45,19 +45,19 @@ def memory_compressed_attention(
         stride: length of a run, at least 1; the last one may be shorter.
         key_kernel: W of a strided convolution, `[stride, H, H]` or `[K, stride, H, H]`; None takes
             the mean.
-        value_kernel: likewise, `[stride, V, V]` or `[K, stride, V, V]`; both are given or none.
-        mask: causal order and padding, as in `linear_attention`. A hidden key is no member of its
-            run: a mean is over the others, a convolution has 0 there. A run is seen by a query
-            that sees all its members, and by nobody where it has none. So under `causal()` the
-            first `stride - 1` queries see nothing.
-        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+        value_kernel: likewise, `[stride, V, V]` or `[K, stride, V, V]`; both kernels or neither.
+        mask: causal order and padding, as in `linear_attention`. Masked keys are excluded from
+            their run: the mean is over the other keys, and the convolution's input is 0 there. A
+            run is visible to a query if all its unmasked keys are; a run of masked keys is
+            masked. With `causal()` the first `stride - 1` queries are empty rows.
+        scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; a query that sees nothing gets 0.
+        `[*B, T, N, V]` with the query's dtype; 0 for empty rows.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, one kernel without the other, or a mask that is more than
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, one kernel without the other, or a mask other than
             causal order and padding.
 
     Example:
@@ -75,7 +75,7 @@ def memory_compressed_attention(
     mask = mask_object(mask)
     stride = check_count("stride", stride, 1)
     if (key_kernel is None) != (value_kernel is None):
-        raise ValueError("key_kernel and value_kernel go together: give both or none")
+        raise ValueError("key_kernel and value_kernel must be given together: give both or neither")
     arrays = (as_array(*pair) for pair in (("query", query), ("key", key), ("value", value)))
     return _run(*arrays, key_kernel, value_kernel, mask, scale, stride)
 
@@ -119,7 +119,7 @@ def _run(
     )
     queries = scaled(problem.query, scale)
     out, sees = attend_to_few(queries, few_keys, few_values, few_since, problem.reach)
-    if key_kernel is not None:  # it mixes the channels
+    if key_kernel is not None:  # the convolution mixes channels
         any_bad = jnp.any(problem.bad_value, axis=-1, keepdims=True)
         problem = problem._replace(bad_value=jnp.broadcast_to(any_bad, problem.bad_value.shape))
     since = jnp.repeat(few_since, stride, axis=2)[:, :, : layout.S]
@@ -127,14 +127,14 @@ def _run(
 
 
 def _runs(x: Array, stride: int, axis: int) -> Array:
-    """The axis in runs of `stride`, with zeros at the end."""
+    """Splits the axis into runs of `stride`, zero-padded at the end."""
     widths = [(0, -x.shape[axis] % stride if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, widths)
     return x.reshape(*x.shape[:axis], -1, stride, *x.shape[axis + 1 :])
 
 
 def _compress(x: Array, members: Array, kernel: Any, stride: int) -> Array:
-    """`[B, K, S, H]` to `[B, K, M, H]`."""
+    """The mean or convolution of each run, `[B, K, S, H]` to `[B, K, M, H]`."""
     runs = _runs(x, stride, axis=2)
     if kernel is None:
         count = jnp.maximum(jnp.sum(members, axis=-1), 1).astype(x.dtype)

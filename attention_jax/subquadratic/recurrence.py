@@ -1,13 +1,13 @@
-"""The sums that linear attention is made of, in three orders of the same additions.
+"""The sums of linear attention: parallel, chunked and recurrent.
 
     numerator_t = Σ_s (φ(q_t) · φ(k_s)) v_s,   denominator_t = Σ_s φ(q_t) · φ(k_s)
 
 Arrays are `[B, K, ...]`, queries `[B, K, G, T, F]`. Keys may carry the logarithm of a factor; sums
-are then kept relative to the largest seen so far, as in an online softmax, so nothing overflows and
-nothing that a query sees vanishes because of a key that it does not see.
+are then relative to the largest factor so far, as in an online softmax, so they do not overflow,
+and a masked key cannot make the visible ones underflow.
 
-Features are made where they are used, chunk by chunk, and made again in the backward pass: what
-stands in memory is what was given, the result, and one sum a chunk.
+Features are computed chunk by chunk where they are used, and recomputed in the backward pass.
+Memory holds the inputs, the result, and one sum per chunk.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import vary_as
 
-# The logarithm of the factor of what is not there; finite, so that differences are numbers.
+# The logarithm of the factor of an absent key; finite, so that differences are not NaN.
 LOWEST = -1e30
 
 
 class Sums(NamedTuple):
-    """What is known of the keys so far: `numerator [B, K, F, V]`, `denominator [B, K, F]`.
+    """Sums over the keys so far: `numerator [B, K, F, V]`, `denominator [B, K, F]`.
 
     Both are relative to `exp(shift [B, K])`.
     """
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """`features [B, K, S, F]`, `value [B, K, S, V]` and, or None, log factors `scale [B, K, S]`."""
+    """`features [B, K, S, F]`, `value [B, K, S, V]`, and log factors `scale [B, K, S]` or None."""
 
     features: Array
     value: Array
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """How tokens `[B, heads, length, ...]`, any trees of arrays, become features.
+    """The functions from tokens, trees of arrays `[B, heads, length, ...]`, to features.
 
     `query(tokens)` is `[B, K, G, length, F]`, `keys(tokens)` are `Keys`.
     """
@@ -54,13 +54,13 @@ class Ready(NamedTuple):
 
 
 def read(query: Array, sums: Sums) -> tuple[Array, Array]:
-    """Numerator and denominator of `query [B, K, G, t, F]` over everything in the sums."""
+    """Numerator and denominator of `query [B, K, G, t, F]` over all keys in the sums."""
     numerator = jnp.einsum("bkgtf,bkfv->bkgtv", query, sums.numerator)
     return numerator, jnp.einsum("bkgtf,bkf->bkgt", query, sums.denominator)
 
 
 def absorb(sums: Sums, keys: Keys) -> Sums:
-    """The sums, and these keys as well."""
+    """Adds keys to the sums."""
     features = keys.features
     shift = sums.shift
     if keys.scale is not None:
@@ -80,12 +80,12 @@ def _relative_to(sums: Sums, shift: Array) -> Sums:
 
 
 def together(query: Array, keys: Keys, sums: Sums, visible: Any) -> tuple[Array, Array]:
-    """Numerator and denominator by forming every pair: O(t·s).
+    """Numerator and denominator from all pairs: O(t·s).
 
     Args:
         query: `[B, K, G, t, F]`.
         keys: s keys.
-        sums: what went before and is seen by every query.
+        sums: sums over earlier keys, visible to every query.
         visible: bool `[t, s]`, or None for all.
     """
     weights = jnp.einsum("bkgtf,bksf->bkgts", query, keys.features)
@@ -97,7 +97,7 @@ def together(query: Array, keys: Keys, sums: Sums, visible: Any) -> tuple[Array,
         )
         if seen is not None:
             scale = jnp.where(seen[:, :, 0], scale, LOWEST)
-        # Each row has its own reference: what it does not see cannot move it, not even by a bit.
+        # Each row has its own reference, so masked keys do not change even its rounding.
         shift = jnp.maximum(sums.shift[..., None], jnp.max(scale, axis=-1, initial=LOWEST))
         weights = weights * jnp.exp(scale - shift[..., None])[:, :, None]
         before = jnp.exp(sums.shift[..., None] - shift)[:, :, None]
@@ -111,9 +111,9 @@ def together(query: Array, keys: Keys, sums: Sums, visible: Any) -> tuple[Array,
 
 
 def divide(numerator: Array, denominator: Array) -> tuple[Array, Array]:
-    """The quotient, 0 where the denominator is, and where it is not."""
+    """The quotient, 0 where the denominator is 0; and whether the denominator is not 0."""
     sees = denominator != 0
-    # Against its own size the denominator is 1: its square, in the derivative, stays in range.
+    # Dividing by the denominator's own value first keeps its square, in the derivative, in range.
     scale = jax.lax.stop_gradient(jnp.where(sees, denominator, 1))
     out = (numerator / scale[..., None]) / jnp.where(sees, denominator / scale, 1)[..., None]
     return jnp.where(sees[..., None], out, 0), sees
@@ -132,22 +132,22 @@ def absorb_in_order(sums: Sums, tokens: Any, size: int, ready: Ready) -> Sums:
 
 
 def chunks(
-    asking: Any, tokens: Any, sums: Sums, size: int, ready: Ready
+    queries: Any, tokens: Any, sums: Sums, size: int, ready: Ready
 ) -> tuple[Array, Array, Sums]:
-    """Query t over the sums and keys 0 .. t, `size` at a time: pairs inside a chunk, sums before.
+    """Causal attention over the sums and keys 0 .. t: pairs within a chunk, sums before it.
 
     Args:
-        asking: T queries.
-        tokens: T keys.
-        sums: what went before.
+        queries: T query tokens.
+        tokens: T key tokens.
+        sums: sums over earlier keys.
         size: length of a chunk.
-        ready: makes features.
+        ready: the feature functions.
 
     Returns:
-        The output `[B, K, G, T, V]`, where it sees anything `[B, K, G, T]`, and the sums over all
-        keys.
+        The output `[B, K, G, T, V]`, whether its denominator is not 0 `[B, K, G, T]`, and the sums
+        over all keys.
     """
-    T = _length(asking)
+    T = _length(queries)
     size = max(1, min(size, T))
     lower = np.tril(np.ones((size, size), np.bool_))
 
@@ -155,7 +155,7 @@ def chunks(
         query, keys = ready.query(parts[0]), ready.keys(parts[1])
         return absorb(sums, keys), divide(*together(query, keys, sums, lower))
 
-    both = (asking, tokens)
+    both = (queries, tokens)
     sums, parts = jax.lax.scan(jax.checkpoint(body), vary_as(sums, both), _runs(both, size))
     out, sees = (jnp.moveaxis(x, 0, 3) for x in parts)
     out, sees = (x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :T] for x in (out, sees))
@@ -163,12 +163,12 @@ def chunks(
 
 
 def steps(query: Array, keys: Keys, sums: Sums) -> tuple[Array, Array, Sums]:
-    """As `chunks`, one token at a time: write its key into the sums, then read them.
+    """The recurrent form of `chunks`: per token, add its key to the sums, then read them.
 
     Args:
         query: features, `[B, K, G, T, F]`.
         keys: T keys.
-        sums: what went before.
+        sums: sums over earlier keys.
     """
 
     def body(sums: Sums, parts: tuple[Array, Keys]) -> tuple[Sums, tuple[Array, Array]]:
@@ -187,7 +187,7 @@ def _length(tokens: Any) -> int:
 
 
 def _runs(tokens: Any, size: int) -> Any:
-    """Leaves `[B, K, length, ...]` as `[runs, B, K, size, ...]`, with nothing at the end."""
+    """Leaves `[B, K, length, ...]` as `[runs, B, K, size, ...]`, zero-padded at the end."""
 
     def cut(x: Array) -> Array:
         x = _pad(x, 0, -x.shape[2] % size)
@@ -197,22 +197,22 @@ def _runs(tokens: Any, size: int) -> Any:
 
 
 def _pad(x: Array, front: int, back: int) -> Array:
-    """Zeros before and after `x [B, K, length, ...]`: tokens that do not count."""
+    """Zeros before and after `x [B, K, length, ...]`: absent tokens."""
     widths = [(0, 0)] * x.ndim
     widths[2] = (front, back)
     return jnp.pad(x, widths)
 
 
 def aligned(tokens: Any, T: int, offset: int) -> tuple[Any, Any, Any]:
-    """Keys in three parts, so that query t sees the first part and 0 .. t of the second.
+    """Splits keys into three parts: query t sees the first part and keys 0 .. t of the second.
 
     Args:
         tokens: S keys.
-        T: how many queries.
+        T: number of queries.
         offset: query t sees keys up to t + offset.
 
     Returns:
-        Keys that every query sees; T keys, some of them nothing; keys that no query sees.
+        Keys visible to every query; T keys, zero-padded; keys visible to no query.
     """
     S = _length(tokens)
     first, last = min(max(offset, 0), S), min(max(offset + T, 0), S)

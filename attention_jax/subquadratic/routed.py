@@ -1,4 +1,4 @@
-"""Routed attention: blocks of queries choose a few blocks of keys, and attend to them exactly."""
+"""Routed attention: exact attention to a few selected blocks of keys per block of queries."""
 
 import functools
 from typing import Any
@@ -35,33 +35,33 @@ def routed_attention(
     mask: Mask | MaskLike | None = None,
     scale: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Softmax attention to the blocks of keys that suit each block of queries best.
+    """Routed attention: softmax attention to k selected blocks of keys per block of queries.
 
-        chosen_i = top_k over j of  mean(queries of block i) · mean(keys of block j)
-        out_t = softmax(scale · q_t · k_s over s in the chosen blocks) v
+        selected_i = top_k over j of  mean(queries of block i) · mean(keys of block j)
+        out_t = softmax(scale · q_t · k_s over s in the selected blocks) v
 
-    O(T · num_blocks · block_size), and (T / block_size)² products to choose. The choice has no
-    gradient. With all blocks chosen this is softmax attention.
+    O(T · num_blocks · block_size), and (T / block_size)² products for the selection, which has no
+    gradient. If all blocks are selected, this is softmax attention.
 
     Args:
         query: `[*B, T, N, H]`, floating.
         key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
         value: `[*B, S, K, V]`.
-        block_size: of queries and of keys, at least 1; the last block may be shorter.
-        num_blocks: k, blocks of keys for each block of queries, at least 1; all where there are
+        block_size: size of blocks of queries and of keys, at least 1; the last may be shorter.
+        num_blocks: k, blocks of keys per block of queries, at least 1; all blocks if there are
             fewer.
-        mask: causal order and padding, as in `linear_attention`. Hidden keys are in no mean, nor
-            are the queries that see nothing; where T = S, a query whose own key is hidden is
-            padding too. In causal order a block's first query alone chooses, among blocks that lie
-            before it whole; the block it stands in is always chosen, and is one of the k.
-        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+        mask: causal order and padding, as in `linear_attention`. Masked keys and masked queries are
+            excluded from the means; if T = S, a query whose own key is masked is excluded as well.
+            With causal order the selection uses only a block's first query and key blocks that are
+            entirely before it; its own block is always one of the k.
+        scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; a query that sees nothing in its blocks gets 0.
+        `[*B, T, N, V]` with the query's dtype; 0 for rows without a visible key in their blocks.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, or a mask that is more than causal order and padding.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, or a mask other than causal order and padding.
 
     Example:
         >>> import jax
@@ -74,7 +74,7 @@ def routed_attention(
 
     References:
         Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv:2502.13189,
-        §2 (mean keys, top-k, the own block always); there each query chooses for itself.
+        §2 (mean keys, top-k, own block always selected); there the selection is per query.
     """
     mask = mask_object(mask)
     block_size = check_count("block_size", block_size, 1)
@@ -93,7 +93,7 @@ def _run(
         return empty
     T, S = problem.layout.T, problem.layout.S
     offset = problem.see.offset
-    # Blocks of keys begin where blocks of queries do, so that each query block stands in one.
+    # Blocks of keys are aligned with blocks of queries, so each query block lies in one of them.
     front = 0 if offset is None else -offset % block_size
     B, K = problem.key.shape[:2]
 
@@ -106,23 +106,23 @@ def _run(
     seen = jnp.ones((1, 1, S), bool) if problem.seen is None else problem.seen
     seen = blocks(jnp.broadcast_to(seen, (B, K, S)), front)
     bad = problem.bad_value | problem.bad_key[..., None]
-    # What must be loud travels as NaN, which is cleared where it is used.
+    # Non-finite values are marked as NaN, which `block` replaces before the product.
     values = blocks(jnp.where(bad, jnp.nan, problem.value), front)
     keys = blocks(problem.key, front)
     queries = blocks(scaled(problem.query, scale))
-    chosen, valid = choose(problem, queries, keys, seen, num_blocks, front)
-    nT, k = chosen.shape[2:]
-    at = group(chosen, K).reshape(B, K, -1)
+    selected, valid = select_blocks(problem, queries, keys, seen, num_blocks, front)
+    nT, k = selected.shape[2:]
+    at = group(selected, K).reshape(B, K, -1)
 
     def gather(x: Array) -> Array:
-        """The chosen blocks of keys, `[nT, B, N, k · block_size, ...]`."""
+        """The selected blocks of keys, `[nT, B, N, k · block_size, ...]`."""
         lead = at.reshape(*at.shape, *(1,) * (x.ndim - 3))
         x = jnp.take_along_axis(x, lead, axis=2)
         x = x.reshape(B, -1, nT, k * block_size, *x.shape[4:])
         return jnp.moveaxis(x, 2, 0)
 
     inside = np.arange(block_size, dtype=np.int32).reshape(1, 1, 1, 1, -1)
-    index = chosen[..., None] * block_size + inside - front
+    index = selected[..., None] * block_size + inside - front
     index = jnp.moveaxis(index.reshape(*index.shape[:3], -1), 2, 0)
     valid = jnp.moveaxis(jnp.repeat(valid, block_size, axis=-1), 2, 0)
     reach = jnp.pad(problem.reach, (0, -T % block_size)).reshape(nT, 1, 1, block_size, 1)
@@ -145,21 +145,21 @@ def _run(
     return finish(problem, out, loud, lse != -jnp.inf)
 
 
-def choose(
+def select_blocks(
     problem: Problem, queries: Array, keys: Array, seen: Array, num_blocks: int, front: int
 ) -> tuple[Array, Array]:
-    """The blocks of keys for each block of queries.
+    """Selects the blocks of keys for each block of queries.
 
     Args:
         problem: the call.
         queries: `[B, N, nT, size, H]`.
         keys: `[B, K, nS, size, H]`.
         seen: bool `[B, K, nS, size]`.
-        num_blocks: how many.
-        front: keys that were added in front.
+        num_blocks: k.
+        front: length of the padding before the first key.
 
     Returns:
-        Indices int32 `[B, N, nT, k]`, and which of them hold something to see.
+        Indices int32 `[B, N, nT, k]`, and whether each is a valid selection, bool.
     """
     size = queries.shape[3]
     nT, nS = queries.shape[2], keys.shape[2]
@@ -181,11 +181,11 @@ def choose(
         some = some & before[None, None] | jnp.broadcast_to(beside, scores.shape)
         scores = jnp.where(beside[None, None], jnp.inf, scores)
     scores = jnp.where(some, scores, -jnp.inf)
-    best, chosen = jax.lax.top_k(scores, min(num_blocks, nS))
-    return chosen.astype(jnp.int32), best > -jnp.inf
+    best, selected = jax.lax.top_k(scores, min(num_blocks, nS))
+    return selected.astype(jnp.int32), best > -jnp.inf
 
 
 def _means(x: Array, valid: Array) -> Array:
-    """The mean of each block's valid rows, 0 where there are none."""
+    """The mean of each block's valid rows, 0 if there are none."""
     count = jnp.maximum(jnp.sum(valid, axis=-1, dtype=jnp.int32), 1).astype(x.dtype)
     return jnp.sum(jnp.where(valid[..., None], x, 0), axis=-2) / count[..., None]

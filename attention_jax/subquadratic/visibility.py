@@ -1,10 +1,10 @@
-"""Who may look, for methods that never form a pair: causal order and padding, and nothing else.
+"""Masks of sub-quadratic attention: causal order and padding.
 
-    query t sees key s  where  s <= t + offset,  key s is real,  query t is real
+    query t sees key s  if  s <= t + offset,  key s is unmasked,  and query t is unmasked
 
-A method that sums keys before a query meets them cannot leave one out for one query and keep it
-for another. So a mask is read as what it says of keys alone, of queries alone, and of order; a mask
-that says more is refused.
+A method that sums keys before they are combined with queries cannot mask a key for one query only.
+A mask is therefore decomposed into a mask of keys, a mask of queries, and causal order; any other
+mask raises an error.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from attention_jax.masks.patterns import Causal, Prefix, Window
 
 
 class Visibility(NamedTuple):
-    """What a mask says, taken apart.
+    """A mask decomposed into keys, queries and order.
 
     Attributes:
-        key: bool `[B, 1 or N, S]`, which keys may be seen; None is all.
-        query: bool `[B, 1 or N, T]`, which queries may see; None is all.
+        key: bool `[B, 1 or N, S]`, the mask of keys; None is all.
+        query: bool `[B, 1 or N, T]`, the mask of queries; None is all.
         offset: query t sees keys s <= t + offset; None is no order.
-        start: the position of query 0 where key 0 stands at 0.
+        start: the position of query 0 relative to key 0.
     """
 
     key: Array | None
@@ -38,20 +38,20 @@ class Visibility(NamedTuple):
 
 
 def mask_object(mask: Any) -> Mask | None:
-    """A mask object for whatever may stand for a mask; a TypeError where nothing can."""
+    """Converts the argument `mask` to a mask object."""
     return mask if mask is None or isinstance(mask, Mask) else from_array(as_array("mask", mask))
 
 
 def visibility(name: str, mask: Mask | None, layout: Layout) -> Visibility:
-    """Takes a mask apart for the method `name`.
+    """Decomposes a mask for the function `name`.
 
     Args:
-        name: the public function, for the message.
+        name: the public function, for error messages.
         mask: a mask object or None.
         layout: the sizes of the problem.
 
     Raises:
-        ValueError: a mask that is more than causal order and padding, or does not fit.
+        ValueError: a mask other than causal order and padding, or of the wrong shape.
     """
     lengths = Lengths(layout.T, layout.S)
     keys, queries, offsets, start = [], [], [], 0
@@ -76,10 +76,10 @@ def visibility(name: str, mask: Mask | None, layout: Layout) -> Visibility:
                 queries.append(array[..., 0])
             case _:
                 raise ValueError(
-                    f"{name} honours causal order and padding, and cannot honour {part!r}: a mask "
-                    "may be causal(), padding(...), prefix(n), a bool array [*B, N, 1, S] of keys "
-                    "or [*B, N, T, 1] of queries, or several of them joined by &; for any other "
-                    "use attend"
+                    f"{name} supports only masks of causal order and padding, got {part!r}: use "
+                    "causal(), padding(...), prefix(n), a bool array [*B, N, 1, S] of keys or "
+                    "[*B, N, T, 1] of queries, or several of them joined by &; attend supports "
+                    "any mask"
                 )
     key = _flags(keys, layout, layout.S, pair_axis=-2)
     query = _flags(queries, layout, layout.T, pair_axis=-1)
@@ -95,7 +95,7 @@ def _conjunction(mask: Mask | None) -> Iterator[Mask]:
 
 
 def _flags(given: list[Any], layout: Layout, length: int, *, pair_axis: int) -> Array | None:
-    """All the flags at once, `[B, 1 or N, length]`; in a mask of pairs `pair_axis` is of size 1."""
+    """The conjunction of masks, `[B, 1 or N, length]`; `pair_axis` is their axis of size 1."""
     together = None
     for flags in given:
         check_pairs("mask", jnp.expand_dims(flags, pair_axis), layout)

@@ -1,4 +1,4 @@
-"""Every family in float64 NumPy, one query at a time."""
+"""Reference implementations of all families in float64 NumPy, one query at a time."""
 
 import math
 
@@ -15,7 +15,7 @@ def softmax(x):
 
 
 def rows(query, key, value, allowed, row):
-    """`row(q, head, keys' indices) -> out` for every query that sees something; others get 0.
+    """Calls `row(q, head, indices of visible keys) -> out` per query; empty rows are 0.
 
     Arrays are `[B, T, N, H]`, `allowed` broadcasts to `[B, N, T, S]`.
     """
@@ -68,7 +68,7 @@ def low_rank(query, key, value, seen, down_key, down_value):
 
 
 def memory_compressed(query, key, value, seen, allowed, stride, kernels=None):
-    """`seen` bool `[B, S]`; `allowed` bool `[B, 1, T, S]`, in order too."""
+    """`seen` bool `[B, S]`; `allowed` bool `[B, 1, T, S]`, including causal order."""
     query, key, value = wide(query, key, value)
     S, real = key.shape[1], seen
 
@@ -125,7 +125,7 @@ def hash_buckets(query, directions):
 
 
 def lsh(query, value, allowed, buckets, window, normalize=True):
-    """`buckets [R, B, N, T]`; `allowed` without any rule about self."""
+    """`buckets [R, B, N, T]`; `allowed` includes each token's own key."""
     query, value = wide(query, value)
     B, T, N, H = query.shape
     allowed = np.broadcast_to(allowed, (B, N, T, T))

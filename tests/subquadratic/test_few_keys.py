@@ -1,4 +1,4 @@
-"""Linformer, Nyström and memory-compressed attention: each has a limit in which it is exact."""
+"""Low-rank, Nyström and memory-compressed attention, and the limits in which they are exact."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ PAIRS = SEEN[:, None, None, :]
 PADDING = masks.padding(LENGTHS)
 
 
-def test_identity_projections_are_dense_attention():
+def test_identity_projections_equal_softmax_attention():
     one = np.eye(S, dtype=np.float32)
     scale = np.array([0.5, 1, 2, 3], np.float32)
     out = sq.low_rank_attention(QUERY, KEY, VALUE, one, mask=PADDING, scale=scale)
@@ -33,7 +33,7 @@ def test_identity_projections_are_dense_attention():
     np.testing.assert_allclose(out, oracles.dense(query, KEY, VALUE, PAIRS, 1), atol=2e-5)
 
 
-def test_a_mask_that_tells_heads_apart_reaches_the_projections():
+def test_a_mask_per_head_with_projections():
     keys = RNG.random((B, N, 1, S)) < 0.5
     down = normals(K, 4, S)
     out = sq.low_rank_attention(QUERY, KEY, VALUE, down, mask=keys)
@@ -44,7 +44,7 @@ def test_a_mask_that_tells_heads_apart_reaches_the_projections():
         np.testing.assert_allclose(out[:, :, n : n + 1], want, atol=2e-5)
 
 
-def test_each_its_own_landmark_is_dense_attention():
+def test_one_landmark_per_token_equals_softmax_attention():
     x = normals(B, S, N, H)
     key = x[:, :, ::2]  # so that the middle factor is far from singular
     options = {"num_landmarks": 20, "iterations": 20, "scale": 3, "mask": PADDING}
@@ -55,13 +55,13 @@ def test_each_its_own_landmark_is_dense_attention():
         np.testing.assert_allclose(got, want[b, :length, ::2], atol=2e-3)
 
 
-def test_nystrom_is_a_product_of_three():
+def test_nystrom_is_a_product_of_three_factors():
     want = oracles.nystrom(QUERY, KEY, VALUE, SEEN, 3)
     out = sq.nystrom_attention(QUERY, KEY, VALUE, num_landmarks=3, iterations=30, mask=PADDING)
     np.testing.assert_allclose(out, want, rtol=1e-3, atol=1e-3)
 
 
-def test_runs_of_one_are_dense_attention():
+def test_runs_of_one_key_equal_softmax_attention():
     for mask, allowed in ((PADDING, PAIRS), (PADDING & masks.causal("end"), None)):
         allowed = PAIRS & np.tri(T, S, S - T, bool) if allowed is None else allowed
         out = sq.memory_compressed_attention(QUERY, KEY, VALUE, 1, mask=mask)
@@ -90,7 +90,7 @@ def test_a_strided_convolution_with_padding_and_order():
     spoiled = [np.where(SEEN[..., None, None], x, np.nan) for x in (KEY, VALUE)]
     for one, other in zip(jax.tree.leaves(run(QUERY, *spoiled)), [out, *grads], strict=True):
         np.testing.assert_array_equal(one, other)
-    # One kernel a head, all of them the same.
+    # One kernel per head, all equal.
     each = [np.stack([w] * K) for w in kernels]
     mask = PADDING & masks.causal()
     again = sq.memory_compressed_attention(
@@ -99,7 +99,7 @@ def test_a_strided_convolution_with_padding_and_order():
     np.testing.assert_allclose(again, out, rtol=1e-5, atol=1e-6)
 
 
-def test_long_queries_go_in_runs(monkeypatch):
+def test_many_queries_are_computed_in_runs(monkeypatch):
     shapes = (B, N, T, H), (B, K, S, H), (B, K, S, V)
     arrays = [jnp.asarray(normals(*shape)) for shape in shapes]
     order = jnp.arange(S, dtype=jnp.int32)[None, None], jnp.arange(T, dtype=jnp.int32)
@@ -109,13 +109,13 @@ def test_long_queries_go_in_runs(monkeypatch):
         np.testing.assert_allclose(run, other, rtol=1e-5, atol=1e-6)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mistakes():
     arrays = QUERY, KEY, VALUE
     with pytest.raises(ValueError, match=r"key_projection has shape \[4, 7\]"):
         sq.low_rank_attention(*arrays, np.ones((4, 7), np.float32))
     with pytest.raises(ValueError, match=r"must match \(M\)"):
         sq.low_rank_attention(*arrays, np.ones((4, S), np.float32), np.ones((3, S), np.float32))
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="must be given together"):
         sq.memory_compressed_attention(*arrays, 2, key_kernel=np.ones((2, H, H), np.float32))
     with pytest.raises(ValueError, match="stride"):
         sq.memory_compressed_attention(*arrays, 0)

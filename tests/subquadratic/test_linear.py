@@ -1,4 +1,4 @@
-"""Linear attention: its forms agree, parts make the whole, and what it costs is linear."""
+"""Linear attention: equal forms, recurrent state, feature maps, linear memory."""
 
 import math
 from functools import partial
@@ -88,7 +88,7 @@ def test_a_query_before_the_first_key():
 
 
 @pytest.mark.parametrize("name", ["cosine", "favor"])
-def test_parts_with_a_state_make_the_whole(name):
+def test_parts_with_a_state_equal_one_call(name):
     feature_map = MAPS[name][0]
     query = normals(B, S, N, H)
 
@@ -119,13 +119,13 @@ def test_parts_with_a_state_make_the_whole(name):
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, last)
 
 
-def test_without_order_a_state_is_seen_by_everyone():
+def test_without_causal_order_every_query_sees_the_state():
     _, state = sq.linear_attention_with_state(QUERY, KEY[:, :6], VALUE[:, :6])
     out, _ = sq.linear_attention_with_state(QUERY, KEY[:, 6:], VALUE[:, 6:], state)
     np.testing.assert_allclose(out, sq.linear_attention(QUERY, KEY, VALUE), rtol=2e-5, atol=1e-5)
 
 
-def test_the_normaliser_divides_each_row_by_its_sum_of_weights():
+def test_each_row_is_divided_by_its_sum_of_weights():
     key = np.array([[1, 2], [3, 1]], np.float32)[:, None]
     value = np.array([1, 5], np.float32)[:, None, None]
     query = np.ones((2, 1, 2), np.float32)
@@ -135,7 +135,7 @@ def test_the_normaliser_divides_each_row_by_its_sum_of_weights():
         np.testing.assert_allclose(out[:, 0, 0], [1, 23 / 7], rtol=1e-6)
 
 
-def test_features_however_small_or_none_at_all():
+def test_tiny_features_and_zero_features():
     value = np.full((S, K, 1), np.float32(3))
     query, key = np.abs(QUERY[0]), np.abs(KEY[0])
 
@@ -152,13 +152,13 @@ def test_features_however_small_or_none_at_all():
         assert np.isfinite(grad).all()
 
 
-def test_random_features_come_to_softmax_as_their_number_grows():
+def test_random_features_converge_to_softmax_attention():
     x, y = (normals(40, 1, 8, scale=0.7).astype(np.float64) for _ in range(2))
     value = normals(40, 1, 3)
     kernel = np.exp(x[:, 0] @ y[:, 0].T / math.sqrt(8))
     norms = np.square(x + y.swapaxes(0, 1)).sum(-1) / math.sqrt(8)
     want = oracles.dense(x[None], y[None], value[None], np.True_)[0]
-    # Lemma 2 of the Performers' paper: the mean square error of independent features.
+    # Lemma 2 of the Performer paper: mean square error of independent features.
     bound = np.exp(norms) * kernel**2 * (1 - np.exp(-norms)) / 64
     for orthogonal, most in ((False, 1.2), (True, 0.9)):
         draw = partial(sq.favor_features, depth=8, num_features=64, orthogonal=orthogonal)
@@ -189,7 +189,7 @@ def test_random_features_are_redrawn_and_orthogonal():
     assert repr(drawn) == "favor_features(projection=float32[12, 5])"
 
 
-def test_no_norm_makes_all_random_features_vanish():
+def test_random_features_do_not_underflow_for_large_norms():
     query, key = 30 * QUERY, 30 * KEY
     ones = np.ones_like(VALUE)
     options = {"feature_map": FAVOR, "chunk_size": 3, "mask": masks.causal()}
@@ -214,7 +214,7 @@ def test_memory_is_linear_in_the_length_forward_and_backward():
         assert large <= 8 * 4 * 4096 * 32  # eight arrays like the query; all pairs are 128
 
 
-def test_what_does_not_fit_is_refused():
+def test_mistakes():
     arrays = QUERY, KEY, VALUE
     for options, text in (
         ({"form": "quadratic"}, "form must be one of"),

@@ -1,4 +1,4 @@
-"""LSH attention: the rule about oneself, rounds, and what order a hash may not break."""
+"""LSH attention: own keys, rounds, causal order and padding."""
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def test_rounds_are_one_softmax_over_their_union(number, rounds, window):
         np.testing.assert_allclose(run, want, rtol=1e-4, atol=1e-5)
 
 
-def test_one_bucket_is_dense_attention_that_avoids_oneself():
+def test_one_bucket_equals_softmax_attention_without_the_own_key():
     other = ~np.eye(T, dtype=bool)
     key = QUERY / np.linalg.norm(QUERY, axis=-1, keepdims=True)
     value = np.repeat(VALUE, N // K, axis=2)
@@ -51,21 +51,21 @@ def test_one_bucket_is_dense_attention_that_avoids_oneself():
     low = sq.lsh_attention(QUERY.astype(np.float16), VALUE.astype(np.float16), HASH, **options)
     assert low.dtype == np.float16
     np.testing.assert_allclose(low, want, rtol=5e-3, atol=5e-3)
-    # A score of -5e4 for oneself says the same.
+    # A score of -5e4 for the own key gives the same result.
     scores = np.einsum("btnh,bsnh->bnts", *oracles.wide(QUERY, key)) / np.sqrt(H)
     scores = np.where(SEEN, np.where(np.eye(T, dtype=bool), -5e4, scores), -np.inf)
     weights = oracles.softmax(scores)
     np.testing.assert_allclose(np.einsum("bnts,bsnv->btnv", weights, value), want, atol=1e-6)
 
 
-def test_alone_a_token_sees_itself_and_with_another_it_does_not():
+def test_the_own_key_is_visible_only_without_other_keys():
     value = np.array([1, 10, 100], np.float32).reshape(3, 1, 1)
     x = np.array([[1, 0], [1, 0], [-1, 0]], np.float32)[:, None]  # two of a kind, and one alone
     for dtype, rounds in ((np.float32, 3), (np.float16, 1)):
         arrays = x.astype(dtype), value.astype(dtype)
         out = sq.lsh_attention(*arrays, HASH, num_buckets=2, num_rounds=rounds)
         np.testing.assert_array_equal(out[:, 0, 0], [10, 1, 100])
-    # The first in causal order is alone as well, however large the scores are.
+    # The first token in causal order has no other key, whatever the scores.
     out = sq.lsh_attention(300 * x, value, HASH, num_buckets=2, mask=masks.causal(), scale=1e4)
     np.testing.assert_array_equal(out[:, 0, 0], [1, 1, 100])
     out = sq.lsh_attention(x, value, HASH, num_buckets=2, mask=np.array([[True, True, False]]))
@@ -91,7 +91,7 @@ def test_a_later_token_never_changes_an_earlier_output():
         assert not np.allclose(again[at:], out[at:])
 
 
-def test_padding_takes_no_place_in_a_bucket():
+def test_padding_does_not_count_in_a_window():
     def run(x, value, mask):
         options = {"num_buckets": 2, "window": 2, "mask": mask}
         return sq.lsh_attention(x, value, HASH, **options)
@@ -113,14 +113,14 @@ def test_tokens_are_sorted_by_kind_and_then_by_index(kinds):
     np.testing.assert_array_equal(lsh._sorted(jax.numpy.asarray(kind), kinds), want)
 
 
-def test_no_key_is_stored_once_for_each_of_its_neighbours():
+def test_keys_are_not_duplicated_per_neighbour():
     shape = jax.ShapeDtypeStruct((2048, 1, 32), np.float32)
     run = jax.jit(lambda x, v: sq.lsh_attention(x, v, jax.random.key(0)))
     temporaries = run.lower(shape, shape).compile().memory_analysis().temp_size_in_bytes
     assert temporaries <= 9 * 4 * 2048 * 32
 
 
-def test_what_does_not_fit_is_refused():
+def test_mistakes():
     for options, text in (
         ({"num_buckets": 3}, "1, even"),
         ({"num_buckets": (4, 3)}, "1, even"),

@@ -1,4 +1,4 @@
-"""What holds for every family: padding, order, empty rows, what is not finite, sizes, dtypes."""
+"""Guarantees of every family: padding, causal order, empty rows, non-finite values, sizes."""
 
 from functools import partial
 
@@ -62,7 +62,7 @@ def low_rank(query, key, value, **options):
     return sq.low_rank_attention(query, key, value, *DOWN, **options)
 
 
-# name: the family, its oracle on (query, key, value, allowed pairs), and whether it keeps order
+# name: the family, its reference on (query, key, value, allowed pairs), and whether it is causal
 FAMILIES = {
     "linear": (
         partial(sq.linear_attention, chunk_size=4),
@@ -100,7 +100,7 @@ FAMILIES = {
 
 @pytest.fixture(params=FAMILIES, scope="module")
 def family(request):
-    """The family, compiled with its gradients under padding, and causal order if it keeps any."""
+    """The family and its gradients, compiled, with padding, and causal order if supported."""
     attention, oracle, ordered = FAMILIES[request.param]
     mask = masks.padding(LENGTHS) & masks.causal() if ordered else masks.padding(LENGTHS)
 
@@ -112,7 +112,7 @@ def family(request):
     return request.param, jax.jit(run), oracle, allowed
 
 
-def test_value_padding_and_what_is_not_finite(family):
+def test_values_with_padding_and_masked_non_finite_values(family):
     name, run, oracle, allowed = family
     want = oracle(QUERY, KEY, VALUE, allowed)
     real = np.where(SEEN[..., None, None], np.float32(1), 0)
@@ -124,7 +124,7 @@ def test_value_padding_and_what_is_not_finite(family):
         assert np.isfinite(grad).all()
         assert not np.asarray(grad)[2].any()
         assert np.asarray(grad)[0].any() or (name == "lsh" and x is KEY)
-    # NaN, and infinity, where nobody looks: the same numbers to the bit.
+    # NaN and infinity in masked entries: bitwise equal results.
     hidden = ~SEEN[..., None, None]
     spoiled = [np.where(hidden, bad, x) for bad, x in ((np.nan, KEY), (np.inf, VALUE))]
     query = np.where(hidden, np.nan, QUERY) if name == "lsh" else QUERY
@@ -134,7 +134,7 @@ def test_value_padding_and_what_is_not_finite(family):
         np.testing.assert_array_equal(other, grad)
 
 
-def test_what_is_not_finite_is_loud_where_it_is_seen_and_nowhere_else(family):
+def test_visible_non_finite_values_give_nan_in_the_rows_that_see_them(family):
     name, run, _, allowed = family
     at = 4
     key, value, query = KEY.copy(), VALUE.copy(), QUERY.copy()
@@ -167,7 +167,7 @@ def test_half_precision(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_nothing_to_compute(name):
+def test_empty_sizes(name):
     attention, _, _ = FAMILIES[name]
     if name != "low_rank":  # its projection has a length of its own
         nobody = [x[:, :0] for x in (QUERY, KEY, VALUE)]
@@ -179,7 +179,7 @@ def test_nothing_to_compute(name):
         np.testing.assert_array_equal(out, np.zeros((B, T, N, V)))
 
 
-def test_no_batch_axis_or_several():
+def test_no_batch_axis_and_several():
     mask = np.ones((1, T), bool)
     mask[0, -2:] = False
     run = partial(sq.routed_attention, block_size=3, num_blocks=2)
@@ -192,11 +192,11 @@ def test_no_batch_axis_or_several():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_cannot_be_honoured_is_refused(name):
+def test_unsupported_masks_raise(name):
     attention, _, ordered = FAMILIES[name]
     arrays = QUERY, KEY, VALUE
     for mask in (masks.window(2, 2), masks.from_array(ORDER), ~masks.causal(), ORDER):
-        with pytest.raises(ValueError, match="cannot honour"):
+        with pytest.raises(ValueError, match="supports only masks"):
             attention(*arrays, mask=mask)
     if not ordered:
         with pytest.raises(ValueError, match="causal order"):
@@ -209,7 +209,7 @@ def test_what_cannot_be_honoured_is_refused(name):
         attention(QUERY[:, :, :3], KEY, VALUE)
 
 
-def test_a_mask_can_tell_heads_and_queries_apart():
+def test_masks_per_head_and_per_query():
     keys = RNG.random((B, N, 1, T)) < 0.6
     queries = RNG.random((B, 1, T, 1)) < 0.7
     mask = masks.from_array(keys) & masks.from_array(queries) & masks.prefix(9)
@@ -221,7 +221,7 @@ def test_a_mask_can_tell_heads_and_queries_apart():
     np.testing.assert_allclose(out, oracles.linear(QUERY, KEY, VALUE, allowed, elu), atol=1e-5)
 
 
-def test_a_constant_value_comes_back():
+def test_constant_values_give_constant_outputs():
     value = np.full((B, T, K, 1), np.float32(3))
     mask = masks.padding(np.array([11, 6, 1]))
     for name in ("linear, favor", "memory_compressed", "lsh"):
@@ -241,7 +241,7 @@ def test_transformations_agree():
 
 
 @pytest.mark.devices(2)
-def test_a_device_may_hold_a_part_of_the_batch():
+def test_a_sharded_batch():
     run = partial(sq.routed_attention, block_size=3, num_blocks=2)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.P("data")

@@ -1,4 +1,4 @@
-"""Routed attention: the choice of blocks, and exact attention inside it."""
+"""Routed attention: selection of blocks, and exact attention to them."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ SEEN = np.arange(S) < LENGTHS[:, None]
 PADDING = masks.padding(LENGTHS)
 
 
-def test_the_blocks_with_the_best_means_are_attended_to():
+def test_the_blocks_with_the_largest_products_of_means_are_selected():
     out = sq.routed_attention(QUERY, KEY, VALUE, block_size=2, num_blocks=2, mask=PADDING)
     want = oracles.routed(QUERY, KEY, VALUE, SEEN, 2, 2, causal=False)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5)
@@ -29,7 +29,7 @@ def test_the_blocks_with_the_best_means_are_attended_to():
 
 
 @pytest.mark.parametrize("length", [S, 5])
-def test_all_blocks_are_dense_attention(length):
+def test_all_blocks_equal_softmax_attention(length):
     key, value = KEY[:, :length], VALUE[:, :length]
     mask = masks.causal("end")
     out = sq.routed_attention(QUERY, key, value, block_size=3, num_blocks=9, mask=mask)
@@ -37,7 +37,7 @@ def test_all_blocks_are_dense_attention(length):
     np.testing.assert_allclose(out, oracles.dense(QUERY, key, value, allowed), atol=2e-5)
 
 
-def test_one_block_in_causal_order_is_the_own_one():
+def test_with_one_block_causal_order_selects_the_own_block():
     x = normals(B, S, N, H)
     mask = masks.causal()
     out = sq.routed_attention(x, KEY, VALUE, block_size=4, num_blocks=1, mask=mask)
@@ -46,7 +46,7 @@ def test_one_block_in_causal_order_is_the_own_one():
     np.testing.assert_allclose(out, oracles.dense(x, KEY, VALUE, allowed), atol=2e-5)
 
 
-def test_no_later_token_takes_part_in_a_choice():
+def test_later_tokens_do_not_affect_the_selection():
     x, key, value = normals(1, 24, 1, H), normals(1, 24, 1, H), normals(1, 24, 1, V)
 
     def run(*arrays):
@@ -60,7 +60,7 @@ def test_no_later_token_takes_part_in_a_choice():
         np.testing.assert_array_equal(run(*changed)[:, :at], out[:, :at])
 
 
-def test_padding_has_no_part_in_a_choice():
+def test_padding_does_not_affect_the_selection():
     x = normals(B, S, N, H)
     out = sq.routed_attention(x, KEY, VALUE, block_size=4, num_blocks=1, mask=PADDING)
     real = SEEN[..., None, None]
@@ -69,7 +69,7 @@ def test_padding_has_no_part_in_a_choice():
     np.testing.assert_array_equal(np.where(real, again, 0), np.where(real, out, 0))
 
 
-def test_what_does_not_fit_is_refused():
+def test_mistakes():
     for options in ({"block_size": 0}, {"num_blocks": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             sq.routed_attention(QUERY, KEY, VALUE, **options)
