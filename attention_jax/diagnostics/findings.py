@@ -1,4 +1,4 @@
-"""What a doctor writes down."""
+"""The result of `diagnose`."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One trouble: what is seen, the numbers, what it comes from and what to change.
+    """A problem that a rule found.
 
     Attributes:
-        name: the trouble's name: "too_even", "collapsed", "no_scale", "double_scale",
-            "entropy_collapse", "not_finite", "near_overflow", "dead_heads", "duplicate_heads",
-            "mask_hides_all", "look_ahead", "padding_attended" or "long_sequence_decay".
-        where: the attention's path.
-        symptom: what is seen.
+        name: "too_even", "collapsed", "no_scale", "double_scale", "entropy_collapse", "not_finite",
+            "near_overflow", "dead_heads", "duplicate_heads", "mask_hides_all", "look_ahead",
+            "padding_attended" or "long_sequence_decay".
+        where: path of the attention.
+        symptom: the observation.
         evidence: the numbers, in words.
         cause: the likely cause.
         remedy: what to change, with the exact argument.
@@ -30,26 +30,20 @@ class Finding:
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Five lines for a person."""
-        return "\n".join(
-            [
-                f"{self.name}  in  {self.where}",
-                f"  symptom   {self.symptom}",
-                f"  evidence  {self.evidence}",
-                f"  cause     {self.cause}",
-                f"  remedy    {self.remedy}",
-            ]
-        )
+        """The finding in five lines."""
+        parts = ("symptom", "evidence", "cause", "remedy")
+        lines = [f"  {part:9} {getattr(self, part)}" for part in parts]
+        return "\n".join([f"{self.name}  in  {self.where}", *lines])
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """All findings, in the order in which the attentions ran; false where there are none.
+    """The findings of `diagnose`, in the order in which the attentions ran; false without any.
 
     Attributes:
         findings: the findings.
-        examined: how many attentions were looked at.
-        left_out: what could not be told, and what it would take.
+        examined: number of attentions examined.
+        left_out: what could not be examined, and the option that it needs.
     """
 
     findings: tuple[Finding, ...]
@@ -58,7 +52,7 @@ class Diagnosis:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The findings' names, each once."""
+        """The names of the findings, without duplicates."""
         return tuple(dict.fromkeys(finding.name for finding in self.findings))
 
     def __bool__(self) -> bool:
@@ -71,7 +65,7 @@ class Diagnosis:
         return iter(self.findings)
 
     def __str__(self) -> str:
-        """The findings one below the other, and what was not examined."""
+        """The findings, and what was not examined."""
         count = len(self.findings)
         what = f"{count} finding{'s' * (count > 1)}" if count else "nothing found"
         head = f"{what} in {self.examined} attention{'s' * (self.examined != 1)}"

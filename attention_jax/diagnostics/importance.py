@@ -1,4 +1,4 @@
-"""What a head is worth: by the gradient of a gate in front of it, or by leaving it out.
+"""Importance of heads, by the gradient of a gate on each head or by ablation; head masking.
 
 out = Σ_n ξ_n head_n(x) W_n,   ξ = 1
 """
@@ -13,18 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._modules.arguments import check_choice
-from attention_jax.diagnostics import flavours
-from attention_jax.kernels.request import Request, Result
+from attention_jax.diagnostics.application import Application, Call, prepare
+from attention_jax.diagnostics.capture import capture
+from attention_jax.diagnostics.collect import Collected
+from attention_jax.kernels.request import Result
 
 
 class _Gates(NamedTuple):
-    """The gates of one attention: their number in the order of running, and axes.
+    """The gates of one attention.
 
     Attributes:
-        number: its place in the order.
-        layers: lengths of the scans around it.
-        batch: the axes of examples.
+        number: index of the attention, in order of execution.
+        layers: lengths of the enclosing scans.
+        batch: the batch axes.
         heads: N.
     """
 
@@ -34,52 +37,41 @@ class _Gates(NamedTuple):
     heads: int
 
     def names(self, path: str) -> list[str]:
-        """What its layers are called, as `capture` calls them: the path alone, or with numbers."""
+        """The paths of its layers, as in `capture`."""
         return [path + "".join(f"[{i}]" for i in at) for at in np.ndindex(*self.layers)]
 
 
-class _Task(NamedTuple):
-    """A model with its inputs, to be run with any gates."""
+def _run(model: Application, gates: Mapping[int, Array]) -> tuple[Any, dict[str, Collected]]:
+    """Runs a model with gates `[*layers, *#B, N]` on its heads, by index of the attention."""
 
-    model: flavours.Model
-    method: str | None
-    args: Any
-    options: Any
+    def record(call: Call) -> tuple[Result, Array]:
+        layout = call.request.layout
+        return call.run(call.request), jnp.zeros((*layout.batch, layout.N, 0), jnp.float32)
 
-    def run(self, gates: Mapping[int, Array]) -> tuple[Any, dict[str, flavours.Found]]:
-        """The output with gates `[*layers, *#B, N]` by number, and who ran, by path."""
-
-        def look(request: Request, run: Any, implementation: Any, kind: str) -> tuple[Result, Any]:
-            layout = request.layout
-            return run(request), jnp.zeros((*layout.batch, layout.N, 0), jnp.float32)
-
-        wide = {number: gate[..., None, :, None] for number, gate in gates.items()}
-        watch = flavours.Watch(look)
-        return flavours.run(self.model, watch, self.method, self.args, self.options, wide)
-
-    def gates(self) -> dict[str, _Gates]:
-        """The gates by path, in the order of running, without running."""
-        found: dict[str, flavours.Found] = {}
-
-        def look() -> Any:
-            found.update(self.run({})[1])
-            return [x.leaves for x in found.values()]
-
-        shapes = [leaf.shape[:-1] for (leaf,) in jax.eval_shape(look)]
-        if not found:
-            raise ValueError("no attention of attention_jax ran in this model")
-        made = {}
-        for number, (path, shape) in enumerate(zip(found, shapes, strict=True)):
-            layers = found[path].layers
-            made[path] = _Gates(number, layers, shape[len(layers) : -1], shape[-1])
-        return made
+    return model.run(record, {number: gate[..., None, :, None] for number, gate in gates.items()})
 
 
-def _task(model: Any, inputs: Any, variables: Any, method: Any, options: Any) -> _Task:
-    return _Task(flavours.take_apart(model, variables), method, inputs, options)
+def _find_gates(model: Application) -> dict[str, _Gates]:
+    """The gates by path, in order of execution, without running the model."""
+    paths: list[str] = []
+
+    def trace() -> list[Collected]:
+        found = _run(model, {})[1]
+        paths.extend(found)
+        return list(found.values())
+
+    found = jax.eval_shape(trace)
+    if not found:
+        raise ValueError("no attention of attention_jax ran in this model")
+    gates = {}
+    for number, (path, x) in enumerate(zip(paths, found, strict=True)):
+        shape, lead = x.values.shape[:-1], len(x.layers)
+        gates[path] = _Gates(number, x.layers, shape[lead:-1], shape[-1])
+    return gates
 
 
-def head_importance(
+@arguments_of(capture)
+def head_importance(  # noqa: D417
     model: Any,
     *inputs: Any,
     loss: Callable[[Any], Any],
@@ -89,30 +81,24 @@ def head_importance(
     method: str | None = None,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """How much the loss depends on each head of each attention.
+    """The importance of each head of each attention for a loss.
 
-        gradient   I_n = Σ over examples |∂L / ∂ξ_n(x)|,  ξ a gate of 1 before the head's output
+        gradient   I_n = Σ over examples |∂L / ∂ξ_n(x)|,  ξ a gate of 1 on the head's output
         ablation   I_n = L without head n - L
 
-    By gradient it takes one backward pass for all heads; by ablation one forward pass for each.
+    The gradient takes one backward pass for all heads, ablation one forward pass for each head.
 
     Args:
-        model: as in `capture`; and so are the others.
-        *inputs: as in `capture`.
         loss: `loss(output)`, a scalar that is a mean over examples.
         kind: "gradient" or "ablation".
-        normalize: whether an attention's values are divided by their Euclidean length, as in the
+        normalize: whether to divide the values of an attention by their Euclidean norm, as in the
             paper, so that attentions can be compared.
-        variables: as in `capture`.
-        method: as in `capture`.
-        **options: as in `capture`.
 
     Returns:
-        `[N]` for each attention, by its path; scanned layers have paths with their number, as in
-        `capture`.
+        `[N]` for each attention, by its path; scanned layers have indexed paths, as in `capture`.
 
     Raises:
-        ValueError: no attention of ours ran, an unknown kind.
+        ValueError: the model calls no attention of ours, or an unknown kind.
 
     Example:
         >>> import jax
@@ -131,53 +117,49 @@ def head_importance(
         eq. 2 (§4.1), and §3.2 (ablation).
     """
     check_choice("kind", kind, "gradient", "ablation")
-    task = _task(model, inputs, variables, method, options)
-    every = task.gates()
+    applied = prepare(model, variables, method, inputs, options)
+    every = _find_gates(applied)
 
-    def lost(gates: dict[int, Array]) -> Array:
-        return loss(task.run(gates)[0])
+    def gated_loss(gates: dict[int, Array]) -> Array:
+        return loss(_run(applied, gates)[0])
 
     if kind == "gradient":
-        gates = {
-            part.number: jnp.ones((*part.layers, *part.batch, part.heads), jnp.float32)
-            for part in every.values()
-        }
-        slopes = jax.jit(jax.grad(lost))(gates)
-        worth = [
-            np.abs(np.asarray(slopes[part.number]))
-            .reshape(-1, math.prod(part.batch), part.heads)
-            .sum(1)
-            for part in every.values()
+        shapes = {g.number: (*g.layers, *g.batch, g.heads) for g in every.values()}
+        ones = {number: jnp.ones(shape, jnp.float32) for number, shape in shapes.items()}
+        slopes = jax.jit(jax.grad(gated_loss))(ones)
+        importance = [
+            np.abs(np.asarray(slopes[g.number])).reshape(-1, math.prod(g.batch), g.heads).sum(1)
+            for g in every.values()
         ]
     else:
-        worth = _ablate(lost, list(every.values()))
+        importance = _ablate(gated_loss, list(every.values()))
     found = {
         name: row
-        for (path, part), rows in zip(every.items(), worth, strict=True)
-        for name, row in zip(part.names(path), rows, strict=True)
+        for (path, gates), rows in zip(every.items(), importance, strict=True)
+        for name, row in zip(gates.names(path), rows, strict=True)
     }
     if normalize:
-        lengths = {path: float(np.linalg.norm(x)) for path, x in found.items()}
-        found = {path: x / (lengths[path] or 1.0) for path, x in found.items()}
+        found = {path: x / (float(np.linalg.norm(x)) or 1.0) for path, x in found.items()}
     return found
 
 
-def _ablate(lost: Callable[[Any], Array], every: Sequence[_Gates]) -> list[np.ndarray]:
-    """The loss without each head in turn, less the loss with all: one program, run in a loop."""
-    shapes = [(*part.layers, part.heads) for part in every]
+def _ablate(loss: Callable[[Any], Array], every: Sequence[_Gates]) -> list[np.ndarray]:
+    """The loss without each head minus the loss with all; one compiled program, run in a loop."""
+    shapes = [(*gates.layers, gates.heads) for gates in every]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
 
-    def without(shut: Array) -> Array:
-        parts = jnp.split(1 - shut, ends[:-1].tolist())
-        return lost({g.number: x.reshape(s) for g, x, s in zip(every, parts, shapes, strict=True)})
+    def without(removed: Array) -> Array:
+        parts = jnp.split(1 - removed, ends[:-1].tolist())
+        return loss({g.number: x.reshape(s) for g, x, s in zip(every, parts, shapes, strict=True)})
 
-    shut = jnp.concatenate([jnp.zeros((1, ends[-1])), jnp.eye(int(ends[-1]))])
-    losses = np.asarray(jax.jit(functools.partial(jax.lax.map, without))(shut))
-    worth = np.split(losses[1:] - losses[0], ends[:-1].tolist())
-    return [x.reshape(-1, part.heads) for x, part in zip(worth, every, strict=True)]
+    removed = jnp.concatenate([jnp.zeros((1, ends[-1])), jnp.eye(int(ends[-1]))])
+    losses = np.asarray(jax.jit(functools.partial(jax.lax.map, without))(removed))
+    importance = np.split(losses[1:] - losses[0], ends[:-1].tolist())
+    return [x.reshape(-1, gates.heads) for x, gates in zip(importance, every, strict=True)]
 
 
-def silence_heads(
+@arguments_of(capture)
+def mask_heads(  # noqa: D417
     model: Any,
     *inputs: Any,
     heads: Mapping[str, Sequence[int]],
@@ -185,36 +167,31 @@ def silence_heads(
     method: str | None = None,
     **options: Any,
 ) -> Any:
-    """The model's output with some heads putting out 0: what pruning them will give.
+    """The output of a model with the outputs of some heads set to 0, as pruning would give it.
 
     Args:
-        model: as in `capture`; and so are the others.
-        *inputs: as in `capture`.
-        heads: for each attention by path, as `capture` names them, the heads to silence.
-        variables: as in `capture`.
-        method: as in `capture`.
-        **options: as in `capture`.
+        heads: the heads to mask, by the attention's path as in `capture`.
 
     Returns:
-        What the model returns.
+        The output of the model.
 
     Raises:
-        ValueError: a path or a head that is not there.
+        ValueError: a path or a head that does not exist.
     """
-    task = _task(model, inputs, variables, method, options)
-    every = task.gates()
-    places = {
-        name: (path, i) for path, part in every.items() for i, name in enumerate(part.names(path))
+    applied = prepare(model, variables, method, inputs, options)
+    every = _find_gates(applied)
+    layers = {
+        name: (path, i) for path, gates in every.items() for i, name in enumerate(gates.names(path))
     }
-    gates: dict[int, np.ndarray] = {}
-    for name, shut in heads.items():
-        if name not in places:
-            raise ValueError(f"heads: no attention {name!r}; there are {', '.join(places)}")
-        path, i = places[name]
-        layers, count = every[path].layers, every[path].heads
-        wrong = [n for n in shut if not 0 <= n < count]
+    masks: dict[int, np.ndarray] = {}
+    for name, masked in heads.items():
+        if name not in layers:
+            raise ValueError(f"heads: no attention {name!r}; there are {', '.join(layers)}")
+        path, i = layers[name]
+        number, shape, _, count = every[path]
+        wrong = [n for n in masked if not 0 <= n < count]
         if wrong:
-            raise ValueError(f"heads: {name!r} has heads 0 to {count - 1}, and no {wrong[0]}")
-        gate = gates.setdefault(every[path].number, np.ones((*layers, count), np.float32))
-        gate.reshape(-1, count)[i, list(shut)] = 0
-    return task.run({number: jnp.asarray(gate) for number, gate in gates.items()})[0]
+            raise ValueError(f"heads: {name!r} has heads 0 to {count - 1}, not {wrong[0]}")
+        mask = masks.setdefault(number, np.ones((*shape, count), np.float32))
+        mask.reshape(-1, count)[i, list(masked)] = 0
+    return _run(applied, {number: jnp.asarray(mask) for number, mask in masks.items()})[0]

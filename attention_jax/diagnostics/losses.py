@@ -1,4 +1,4 @@
-"""Losses that are added to a model's own: for entropy, and for where attention should look."""
+"""Auxiliary losses: entropy regularisation and guided alignment."""
 
 import math
 from collections.abc import Mapping
@@ -20,20 +20,21 @@ def entropy_regularizer(
     least: float | int = 0.0,
     most: float | int = math.inf,
 ) -> Float[Array, ""]:
-    """Keeps the entropy of attention's rows between two bounds.
+    """Penalty on attention entropies outside of an interval.
 
         loss = mean over rows of max(0, least - H)² + max(0, H - most)²
 
-    Against collapse give `least`; against attention that is a mean, `most`.
+    `least` prevents collapse on single keys, `most` prevents uniform weights.
 
     Args:
-        stats: of one attention, or by path as `attention_stats` returns them; all rows weigh alike.
-        least: in nats; what lies above costs nothing. No row can have more than ln of the number
-            of keys it sees, so a row with few keys may not reach it.
-        most: in nats; what lies below costs nothing.
+        stats: statistics of one attention, or of several by path, as from `attention_stats`; every
+            row has the same weight.
+        least: lower bound in nats. The entropy of a row is at most ln of its number of visible
+            keys, so rows with few keys may not reach the bound.
+        most: upper bound in nats.
 
     Returns:
-        A scalar, differentiable; rows that see nothing do not count.
+        A scalar, differentiable; empty rows are left out.
 
     Raises:
         ValueError: `least` above `most`.
@@ -58,12 +59,12 @@ def entropy_regularizer(
     each = [stats] if isinstance(stats, Stats) else list(stats.values())
     total, count = jnp.float32(0), jnp.float32(0)
     for one in each:
-        entropy, seen = widen(one.entropy), one.lse != NEG_INF
+        entropy, visible = widen(one.entropy), one.lse != NEG_INF
         cost = jnp.square(jax.nn.relu(least - entropy))
         if most != math.inf:
             cost = cost + jnp.square(jax.nn.relu(entropy - most))
-        total = total + jnp.sum(jnp.where(seen, cost, 0)).astype(jnp.float32)
-        count = count + jnp.sum(seen, dtype=jnp.float32)
+        total = total + jnp.sum(jnp.where(visible, cost, 0)).astype(jnp.float32)
+        count = count + jnp.sum(visible, dtype=jnp.float32)
     return total / jnp.maximum(count, 1)
 
 
@@ -71,18 +72,18 @@ def guided_alignment(
     weights: Annotated[Any, Float[Array, "*B N T S"]],
     labels: Annotated[Any, Float[Array, "*#B T S"]],
 ) -> Float[Array, ""]:
-    """Teaches attention where to look: the cross-entropy of its weights under given alignments.
+    """Cross-entropy of attention weights under given alignments.
 
         loss = mean over heads and labelled rows of -Σ_s a_ts ln p_ts
 
-    Rows of the labels are brought to sum 1; a row of zeros has no label and does not count.
+    Rows of the labels are normalised to sum 1; a row of zeros is unlabelled and left out.
 
     Args:
-        weights: `[*B, N, T, S]`; pass the heads that are to learn, one commonly.
-        labels: gold links, bool or floating `[*B, T, S]`, or `diagonal_labels`.
+        weights: `[*B, N, T, S]`, of the supervised heads, commonly one.
+        labels: alignments, bool or floating `[*B, T, S]`, or `diagonal_labels`.
 
     Returns:
-        A scalar: +inf, with a finite gradient, where a label lies on a weight of 0.
+        A scalar: +inf, with a finite gradient, if a labelled pair has weight 0.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -119,9 +120,9 @@ def guided_alignment(
     )
     mass = jnp.sum(gold, axis=-1, keepdims=True)
     gold = gold / jnp.where(mass > 0, mass, 1)
-    none = weights == 0
-    cost = -gold * jnp.log(jnp.where(none, 1, weights))
-    rows = jnp.sum(jnp.where(none & (gold > 0), jnp.inf, cost), axis=-1)
+    zero = weights == 0
+    cost = -gold * jnp.log(jnp.where(zero, 1, weights))
+    rows = jnp.sum(jnp.where(zero & (gold > 0), jnp.inf, cost), axis=-1)
     return jnp.sum(rows) / jnp.maximum(jnp.sum(mass > 0, dtype=rows.dtype), 1)
 
 
@@ -133,7 +134,7 @@ def diagonal_labels(
     *,
     width: float | int = 0.2,
 ) -> Float[Array, "*B T S"]:
-    """Labels for `guided_alignment` where nobody aligned anything: monotone, along the diagonal.
+    """Monotone labels along the diagonal, for `guided_alignment` without alignments.
 
         a_ts ∝ exp(-(t / (Lq - 1) - s / (Lk - 1))² / (2 width²)),  t < Lq, s < Lk
 
@@ -142,10 +143,10 @@ def diagonal_labels(
         key_lengths: ints `[*B]`, Lk.
         T: query length.
         S: key length.
-        width: standard deviation, in lengths of the sequence.
+        width: standard deviation, as a share of the length.
 
     Returns:
-        `[*B, T, S]`, float32; rows sum to 1, or are 0 beyond the lengths.
+        `[*B, T, S]`, float32; rows sum to 1, or to 0 beyond the lengths.
 
     References:
         Tachibana, Uenoyama, Aihara 2018, "Efficiently Trainable Text-to-Speech System Based on Deep
@@ -155,17 +156,17 @@ def diagonal_labels(
     if not width > 0:
         raise ValueError(f"width must be positive, got {width}")
 
-    def along(lengths: Any, size: int) -> tuple[Array, Array]:
+    def relative(lengths: Any, size: int) -> tuple[Array, Array]:
         lengths = jnp.asarray(lengths)[..., None]
         index = jnp.arange(size, dtype=jnp.int32).reshape((1,) * (lengths.ndim - 1) + (size,))
-        place = index.astype(jnp.float32) / jnp.maximum(lengths - 1, 1).astype(jnp.float32)
-        return place, index < lengths.astype(jnp.int32)
+        position = index.astype(jnp.float32) / jnp.maximum(lengths - 1, 1).astype(jnp.float32)
+        return position, index < lengths.astype(jnp.int32)
 
     for name, lengths in (("query_lengths", query_lengths), ("key_lengths", key_lengths)):
         if not jnp.issubdtype(jnp.asarray(lengths).dtype, jnp.integer):
             raise TypeError(f"{name} must be integers, got {jnp.asarray(lengths).dtype}")
-    rows, real_rows = along(query_lengths, T)
-    columns, real_columns = along(key_lengths, S)
-    apart = rows[..., :, None] - columns[..., None, :]
+    rows, real_rows = relative(query_lengths, T)
+    columns, real_columns = relative(key_lengths, S)
+    distance = rows[..., :, None] - columns[..., None, :]
     real = real_rows[..., :, None] & real_columns[..., None, :]
-    return masked_softmax(-jnp.square(apart) / (2 * width**2), real)
+    return masked_softmax(-jnp.square(distance) / (2 * width**2), real)

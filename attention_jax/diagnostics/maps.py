@@ -1,8 +1,4 @@
-"""What several maps have to do with one another: heads that do the same, and what layers add up to.
-
-Heads are compared block by block, all heads of an example side by side. Rollout is a map itself,
-and as large as one.
-"""
+"""Similarity between heads, block by block in O(T + S) memory, and attention rollout, [T, T]."""
 
 import re
 from collections.abc import Mapping
@@ -23,14 +19,14 @@ from attention_jax.kernels.walk import block_start
 
 
 def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
-    """Cosines between the heads' maps, each less an even spread over what it sees, `[*B, N, N]`.
+    """Cosines between the heads' weights, centred at uniform weights, `[*B, N, N]`.
 
         c_mn = <P_m - U_m, P_n - U_n> / (|P_m - U_m| |P_n - U_n|),  U_ts = 1 / visible keys of t
 
     Args:
         request: the request.
-        lse: `[*B, N, T, 2]`, the rows' maximum and ln of the total.
-        visible: `[*B, N, T]`.
+        lse: `[*B, N, T, 2]`, maximum and ln of the total.
+        visible: number of visible keys, `[*B, N, T]`.
     """
     layout = request.layout
     with precision_of_products(request.precision):
@@ -39,7 +35,7 @@ def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
         if not is_once(layout, block):
             block = max(block[0] // layout.N, 1), block[1]
         kinds: Any = block_kinds(problem, facts, block, loop=False)
-        kinds = kinds.reshape(kinds.shape[-2:])  # one map for all of them
+        kinds = kinds.reshape(kinds.shape[-2:])  # joined over heads
         problem = join_head_axes(problem, layout)
 
         def one(parts: tuple[Problem, Array, Array]) -> Array:
@@ -54,7 +50,7 @@ def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
 def _products(
     heads: Problem, lse: Array, visible: Array, facts: Static, block: tuple[int, int], kinds: Any
 ) -> Array:
-    """The products of all pairs of maps, row by row, `[T, N, N]`."""
+    """Inner products between all pairs of heads, row by row, `[T, N, N]`."""
     many, length = facts.layout.N, facts.layout.T
 
     def fetch(i: Array, j: Array) -> Any:
@@ -73,9 +69,9 @@ def _products(
 
         logits = jax.vmap(logits_of)(block).astype(state.dtype)
         weights = jnp.exp((logits - top[..., None]) - log_total[..., None])
-        even = 1 / jnp.maximum(count, 1).astype(state.dtype)
-        apart = jnp.where(logits == NEG_INF, 0, weights - even[..., None])
-        return state + jnp.einsum("mts,nts->tmn", apart, apart)
+        uniform = 1 / jnp.maximum(count, 1).astype(state.dtype)
+        centred = jnp.where(logits == NEG_INF, 0, weights - uniform[..., None])
+        return state + jnp.einsum("mts,nts->tmn", centred, centred)
 
     def begin(i: Array) -> Array:
         return jnp.zeros((block[0], many, many), lse.dtype)
@@ -83,38 +79,30 @@ def _products(
     return walk_or_once(facts.layout, block, kinds, begin, fetch, visit, lambda i, state: state)
 
 
-def stacks(names: list[str]) -> dict[str, list[str]]:
-    """Attentions of one stack of layers, in order: names that differ in a number only."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    return found
-
-
 def rollout(maps: Mapping[str, Any]) -> dict[str, Array]:
-    """Where each position of a stack of self-attentions has its information from.
-
-    Attentions with "cross" in their path look elsewhere and are left out.
+    """Attention rollout: the product of the attention matrices of a stack of layers.
 
         R_0 = I,   R_l = (A_l + I) / 2 · R_{l-1}
 
-    A is the mean of the heads' maps; the identity stands for the way around the attention.
+    A is the mean of the heads' weights, and the identity stands for the residual connection.
+    Attentions with "cross" in their path are left out.
 
     Args:
-        maps: the mean maps `[*B, T, T]` by the attention's path, in the order they ran.
+        maps: the mean weights `[*B, T, T]` by the attention's path, in order of execution. Paths
+            that differ in numbers only belong to one stack.
 
     Returns:
-        `[*B, T, T]` for each stack, named with `*` where its layers' paths have a number.
+        `[*B, T, T]` for each stack, by its path with `*` in place of numbers.
 
     References:
         Abnar, Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv:2005.00928, §3.
     """
-    square = [n for n, x in maps.items() if x.shape[-1] == x.shape[-2] and "cross" not in n]
-    found = {}
-    for stack, names in stacks(square).items():
-        rolled: Any = jnp.eye(maps[names[0]].shape[-1], dtype=maps[names[0]].dtype)
-        rolled = jnp.broadcast_to(rolled, maps[names[0]].shape)
-        for name in names:
-            rolled = (jnp.matmul(jnp.asarray(maps[name]), rolled) + rolled) / 2
-        found[stack] = rolled
+    found: dict[str, Array] = {}
+    for path, x in maps.items():
+        if x.shape[-1] == x.shape[-2] and "cross" not in path:
+            stack = re.sub(r"\d+", "*", path)
+            before = found.get(
+                stack, jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape)
+            )
+            found[stack] = (jnp.matmul(jnp.asarray(x), before) + before) / 2
     return found

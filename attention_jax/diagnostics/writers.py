@@ -1,4 +1,4 @@
-"""Where a monitor's rows go: a file of JSON lines, and TensorBoard's."""
+"""Writers for the rows of a monitor: JSON lines and TensorBoard."""
 
 import importlib
 import json
@@ -6,17 +6,41 @@ import math
 from pathlib import Path
 from typing import Any
 
-from attention_jax.diagnostics.training import history
+from attention_jax.diagnostics.monitor import history
 
 
-class JsonLines:
-    """Appends a monitor's new rows to a file, one JSON object a line.
+class _Writer:
+    """Writes each row of a monitor once."""
 
-    What is not finite is written as null, which JSON has a word for.
+    last = -1
+
+    def write(self, state: Any) -> int:
+        """Writes the rows that have not been written yet.
+
+        Args:
+            state: the state of a monitor, or an optimiser state that contains one.
+
+        Returns:
+            The number of rows written.
+        """
+        rows = [row for row in history(state) if row["step"] > self.last]
+        self._append(rows)
+        if rows:
+            self.last = rows[-1]["step"]
+        return len(rows)
+
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+
+class JsonLines(_Writer):
+    """Appends the rows of a monitor to a file, one JSON object per line.
+
+    Non-finite numbers are written as null.
 
     Args:
-        path: the file; it and its folder are made where they are not there. An existing file is
-            gone on with: rows up to its last step are not written again.
+        path: the file; it and its directory are created if they do not exist. Rows up to the last
+            step of an existing file are not written again.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -26,29 +50,17 @@ class JsonLines:
         rows = read_history(self.path)
         self.last = rows[-1]["step"] if rows else -1
 
-    def write(self, state: Any) -> int:
-        """Appends the rows that are not there yet.
-
-        Args:
-            state: the monitor's state, or an optimiser's state with one in it.
-
-        Returns:
-            How many rows were written.
-        """
-        rows = [row for row in history(state) if row["step"] > self.last]
+    def _append(self, rows: list[dict[str, Any]]) -> None:
         with self.path.open("a") as file:
             for row in rows:
                 file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-        if rows:
-            self.last = rows[-1]["step"]
-        return len(rows)
 
 
-class TensorBoard:
-    """Writes a monitor's new rows as TensorBoard scalars, `path/field`.
+class TensorBoard(_Writer):
+    """Writes the rows of a monitor as TensorBoard scalars, `path/field`.
 
     Args:
-        directory: TensorBoard's log directory.
+        directory: the log directory.
 
     Raises:
         ImportError: tensorboardX is not installed: `pip install 'attention_jax[tensorboard]'`.
@@ -62,18 +74,8 @@ class TensorBoard:
                 "TensorBoard needs tensorboardX: pip install 'attention_jax[tensorboard]'"
             ) from error
         self.writer = module.SummaryWriter(str(directory))
-        self.last = -1
 
-    def write(self, state: Any) -> int:
-        """Writes the rows that are not there yet.
-
-        Args:
-            state: the monitor's state, or an optimiser's state with one in it.
-
-        Returns:
-            How many rows were written.
-        """
-        rows = [row for row in history(state) if row["step"] > self.last]
+    def _append(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             if "loss" in row:
                 self.writer.add_scalar("loss", row["loss"], row["step"])
@@ -81,19 +83,16 @@ class TensorBoard:
                 for name, value in fields.items():
                     self.writer.add_scalar(f"{path}/{name}", value, row["step"])
         self.writer.flush()
-        if rows:
-            self.last = rows[-1]["step"]
-        return len(rows)
 
 
 def read_history(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file that `JsonLines` wrote, for `diagnose(history=...)`.
+    """Reads the rows of a file written by `JsonLines`, for `diagnose(history=...)`.
 
     Args:
         path: the file.
 
     Returns:
-        The rows, as `history` gives them; what was not finite is None.
+        The rows, as from `history`; non-finite numbers are None.
     """
     return [json.loads(line) for line in Path(path).read_text().splitlines() if line]
 

@@ -62,7 +62,7 @@ def called(function: Callable[..., Any], arguments: Arguments) -> Contestant:
 def looked_at(module: Any, x: Any) -> Any:
     """What `capture` computes."""
     found = capture(module, x)
-    return found.output, found.readings
+    return found.output, found.records
 
 
 def capture_case(layers: int, width: int, heads: int, length: int, batch: int) -> Case:

@@ -1,4 +1,4 @@
-"""What `capture` says of a model against the weights themselves, in NumPy."""
+"""The statistics of `capture` against the weights, in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import attention_jax as aj
 from attention_jax import linen
 from attention_jax.attend import make_request
 from attention_jax.diagnostics import attention_inputs, capture, diagnose, rollout
-from attention_jax.diagnostics.measure import run
+from attention_jax.diagnostics.row_statistics import attend_with_rows
 from attention_jax.nnx import (
     AdditiveAttention,
     MultiHeadAttention,
@@ -43,8 +43,8 @@ def found():
     )
 
 
-def check_rows(reading, weights):
-    """Every row quantity that follows from the weights."""
+def check_rows(record, weights):
+    """Compares every row statistic that follows from the weights."""
     p = np.asarray(weights, np.float64)
     T, S = p.shape[-2:]
     visible = (p > 0).sum(-1)
@@ -64,25 +64,23 @@ def check_rows(reading, weights):
         "logit_range": np.log(np.where(visible > 0, p.max(-1), 1) / np.where(p > 0, p, 1).min(-1)),
     }
     for name, value in wanted.items():
-        np.testing.assert_allclose(
-            getattr(reading, name), value, rtol=1e-4, atol=2e-5, err_msg=name
-        )
+        np.testing.assert_allclose(getattr(record, name), value, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
-def test_every_attention_is_found_in_the_order_it_ran_and_its_rows_are_those_of_its_weights(found):
+def test_records_are_in_order_of_execution_and_their_rows_match_the_weights(found):
     assert list(found) == PATHS
     both = jnp.asarray(SOURCE), jnp.asarray(TARGET), REAL
     plain, weights = nnx.jit(lambda m, *xs: (m(*xs), m.cross_attention_weights(*xs)))(MODEL, *both)
     np.testing.assert_allclose(found.output, plain, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[PATHS[2]].weights, weights[0], rtol=1e-4, atol=1e-6)
-    for reading in found.values():
-        check_rows(reading, reading.weights)
+    for record in found.values():
+        check_rows(record, record.weights)
     _, given = jax.jit(lambda *xs: attention_inputs(MODEL, *xs[:2], source_mask=xs[2]))(*both)
     assert set(given) == set(PATHS)
-    its = given[PATHS[2]]
-    weights = aj.attention_weights(its.query, its.key, score=its.score, mask=its.mask)
+    inputs = given[PATHS[2]]
+    weights = aj.attention_weights(inputs.query, inputs.key, score=inputs.score, mask=inputs.mask)
     np.testing.assert_allclose(found[PATHS[2]].weights, weights, rtol=1e-4, atol=1e-6)
-    assert its.value.shape == (3, 7, 2, 4)
+    assert inputs.value.shape == (3, 7, 2, 4)
     cross = found[PATHS[2]]
     assert (np.asarray(cross.padding_share) < 1e-6).all()
     assert cross.counted is None
@@ -93,14 +91,14 @@ def test_every_attention_is_found_in_the_order_it_ran_and_its_rows_are_those_of_
     assert "decoder/layers/0/cross_attention" in str(found)
 
 
-def test_heads_are_compared_and_layers_added_up(found):
-    for reading in found.values():
-        p = np.asarray(reading.weights, np.float64)
+def test_similarity_of_heads_and_rollout_of_layers(found):
+    for record in found.values():
+        p = np.asarray(record.weights, np.float64)
         apart = p - (p > 0) / np.maximum((p > 0).sum(-1, keepdims=True), 1)
         products = np.einsum("bmts,bnts->bmn", apart, apart)
         length = np.sqrt(np.einsum("bnn->bn", products))
         cosines = products / (length[:, :, None] * length[:, None])
-        np.testing.assert_allclose(reading.similarity, cosines, atol=1e-4)
+        np.testing.assert_allclose(record.similarity, cosines, atol=1e-4)
     first, second = RNG.dirichlet(np.ones(7), (2, 3, 7)).astype(np.float32)
     rolled = rollout({"a/0": first, "cross/0": second, "a/1": second})
     assert list(rolled) == ["a/*"]
@@ -114,13 +112,13 @@ def test_heads_are_compared_and_layers_added_up(found):
     )
 
 
-def test_a_wide_plane_is_walked_and_says_the_same():
+def test_several_blocks_give_the_same_statistics():
     shape = (2, 70, 2, 6)
     query, key, value = (RNG.normal(size=shape).astype(np.float32) for _ in range(3))
     mask = aj.masks.window(20, 7) & aj.masks.padding(jnp.array([70, 41]))
     real = np.arange(70) < np.array([[60], [41]])
     request = make_request(query, key, value, mask=mask, block_size=(32, 16))
-    result, rows = jax.jit(lambda r: run(r, (real,)))(request)
+    result, rows = jax.jit(lambda r: attend_with_rows(r, (real,)))(request)
     np.testing.assert_allclose(result.out, aj.attend(query, key, value, mask=mask), atol=1e-5)
     weights = np.asarray(aj.attention_weights(query, key, mask=mask))
     check_rows(rows, weights)
@@ -128,7 +126,7 @@ def test_a_wide_plane_is_walked_and_says_the_same():
     np.testing.assert_allclose(rows.real_share[..., 0], share, atol=1e-5)
 
 
-def test_own_and_later_keys_go_by_position():
+def test_self_share_and_ahead_share_compare_positions():
     x = RNG.normal(size=(5, 1, 4)).astype(np.float32)
     at = {"query_positions": np.array([4, 2, 0, 9, 3]), "key_positions": np.array([3, 4, 4, 0, 7])}
     found = capture(lambda x: aj.attend(x, x, x, **at), x, weights=True)["attend"]
@@ -138,7 +136,7 @@ def test_own_and_later_keys_go_by_position():
     np.testing.assert_allclose(found.ahead_share, (weights * (distance > 0)).sum(-1), atol=1e-6)
 
 
-def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
+def test_gradient_norms_match_the_parameters_and_state_is_unchanged():
     layer = MultiHeadAttention(2, 8, score="cosine", rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
     before = nnx.state(layer)
@@ -163,7 +161,7 @@ def test_gradient_norms_are_those_of_the_parameters_and_nothing_leaks():
 
 
 class Loop(nnx.Module):
-    """The same layer three times, in remat and a scan, compiled by itself."""
+    """Two layers, one under remat, in a compiled call."""
 
     def __init__(self):
         self.layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
@@ -174,17 +172,17 @@ class Loop(nnx.Module):
         return nnx.remat(lambda layer, x: layer(x))(self.layer, x) + self.other(x, x)
 
 
-def test_what_runs_inside_jit_and_remat_is_seen_traced_before_or_not():
+def test_attention_inside_jit_and_remat_is_recorded_whether_traced_before_or_not():
     model, x = Loop(), RNG.normal(size=(2, 5, 8)).astype(np.float32)
     plain = model(x)
     found = capture(model, x, weights=True)
     assert list(found) == ["layer", "other"]
     np.testing.assert_allclose(found.output, plain, rtol=1e-5, atol=1e-6)
     check_rows(found["layer"], model.layer.attention_weights(x))
-    np.testing.assert_array_equal(model(x), plain)  # and runs unobserved again
+    np.testing.assert_array_equal(model(x), plain)  # without an observer again
 
 
-def test_functions_the_same_module_twice_and_empty_axes():
+def test_functions_with_two_calls_and_empty_axes():
     x = RNG.normal(size=(5, 2, 8)).astype(np.float32)
 
     def twice(x, *, causal):
@@ -195,11 +193,11 @@ def test_functions_the_same_module_twice_and_empty_axes():
     assert list(found) == ["attend#0", "attend#1"]
     assert found["attend#0"].visible.tolist() == [[1, 2, 3, 4, 5]] * 2
     assert capture(twice, x, causal=False)["attend#0"].visible.tolist() == [[5] * 5] * 2
-    nothing = capture(twice, x[:0], causal=False)["attend#0"]
-    assert nothing.entropy.shape == (2, 0)
+    empty = capture(twice, x[:0], causal=False)["attend#0"]
+    assert empty.entropy.shape == (2, 0)
 
 
-def test_mistakes_are_named():
+def test_wrong_arguments_raise():
     with pytest.raises(ValueError, match="no attention of attention_jax ran"):
         capture(lambda x: x, np.ones(3))
     with pytest.raises(TypeError, match="model must be a Flax module or a function, got int"):
@@ -215,14 +213,14 @@ def test_mistakes_are_named():
         capture(layer, x, variables={})
 
 
-def test_scanned_layers_are_told_apart():
+def test_scanned_layers_have_indexed_paths():
     model = TransformerEncoder(2, 2, 8, 8, scan_layers=True, remat=True, rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, 5, 8)).astype(np.float32)
     found = capture(model, x, weights=True)
     assert list(found) == ["layers/self_attention[0]", "layers/self_attention[1]"]
-    for reading in found.values():
-        assert reading.entropy.shape == (2, 2, 5)
-        check_rows(reading, reading.weights)
+    for record in found.values():
+        assert record.entropy.shape == (2, 2, 5)
+        check_rows(record, record.weights)
     assert not np.allclose(*(r.entropy for r in found.values()))
 
 

@@ -1,4 +1,4 @@
-"""`capture` on Linen modules, and on Flax's own modules of both flavours with our attention."""
+"""`capture` of Linen modules, and of Flax's own modules of both flavours with our attention."""
 
 import flax.linen as nn
 import jax
@@ -49,7 +49,7 @@ def test_flax_s_own_nnx_module_with_our_attention_is_found():
     )
     found = capture(layer, X, weights=True)
     assert list(found) == ["MultiHeadAttention"]
-    reading = found["MultiHeadAttention"]
-    np.testing.assert_allclose(reading.weights.sum(-1), 1, rtol=1e-5)
-    assert reading.visible[0, 0].tolist() == [1, 2, 3, 4, 5]
+    record = found["MultiHeadAttention"]
+    np.testing.assert_allclose(record.weights.sum(-1), 1, rtol=1e-5)
+    assert record.visible[0, 0].tolist() == [1, 2, 3, 4, 5]
     np.testing.assert_allclose(found.output, jax.jit(lambda x: layer(x))(X), rtol=1e-5, atol=1e-5)

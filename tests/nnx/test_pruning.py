@@ -10,7 +10,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import linen
-from attention_jax.diagnostics import capture, head_importance, silence_heads
+from attention_jax.diagnostics import capture, head_importance, mask_heads
 from attention_jax.nnx import (
     MultiHeadAttention,
     TransformerEncoder,
@@ -33,7 +33,7 @@ def run(model):
 
 
 def silenced(model, heads):
-    return jax.jit(lambda x: silence_heads(model, x, heads=heads))(X)
+    return jax.jit(lambda x: mask_heads(model, x, heads=heads))(X)
 
 
 LAYERS = {
@@ -162,7 +162,7 @@ def test_heads_of_a_whole_linen_model_go_by_path():
     variables = jax.jit(model.init)(jax.random.key(0), tokens, tokens)
     heads = {"encoder/layers_0/self_attention": [1], "decoder/layers_0/cross_attention": [0, 1]}
     inputs = {"variables": variables, "heads": heads}
-    wanted = jax.jit(lambda x: silence_heads(model, x, x, **inputs))(tokens)
+    wanted = jax.jit(lambda x: mask_heads(model, x, x, **inputs))(tokens)
     small, fewer = linen.prune_heads(model, variables, heads)
     decoder = fewer["params"]["decoder"]["layers_0"]
     assert decoder["cross_attention"]["key"]["kernel"].shape == (16, 1, 4)
@@ -201,8 +201,8 @@ def test_scanned_layers_of_linen_too():
     heads = {"layers/self_attention[0]": [2], "layers/self_attention[1]": [0]}
     listed = {f"layers_{i}/self_attention": gone for i, gone in enumerate(heads.values())}
     inputs = {"heads": listed, "variables": {"params": params}}
-    wanted = jax.jit(lambda x: silence_heads(plain, x, **inputs))(X)
-    close(jax.jit(lambda x: silence_heads(scan, x, heads=heads, variables=stacked))(X), wanted)
+    wanted = jax.jit(lambda x: mask_heads(plain, x, **inputs))(X)
+    close(jax.jit(lambda x: mask_heads(scan, x, heads=heads, variables=stacked))(X), wanted)
     small, fewer = linen.prune_heads(scan, stacked, heads)
     assert fewer["params"]["layers"]["self_attention"]["out"]["kernel"].shape == (2, 3, 4, 16)
     close(jax.jit(small.apply)(fewer, X), wanted)
@@ -237,7 +237,7 @@ def test_mistakes_name_what_is_wrong():
     with pytest.raises(ValueError, match="threshold"):
         merge_similar_heads(layer, np.eye(4), threshold=0.0)
     with pytest.raises(ValueError, match="no attention 'x'"):
-        silence_heads(layer, X, heads={"x": [0]})
+        mask_heads(layer, X, heads={"x": [0]})
     module = linen.MultiHeadAttention(num_heads=2, score=lambda *_: aj.scores.dot())
     with pytest.raises(NotImplementedError, match="score made by a function"):
         linen.prune_heads(module, {"params": {}}, [0])

@@ -1,4 +1,4 @@
-"""Attention is found in whatever transformation it runs, and its rows are those without it."""
+"""Attention is recorded inside every transformation, with the same statistics as outside."""
 
 import functools
 
@@ -11,7 +11,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import linen
-from attention_jax.diagnostics import attention_stats, capture, head_importance, silence_heads
+from attention_jax.diagnostics import attention_stats, capture, head_importance, mask_heads
 from attention_jax.nnx import MultiHeadAttention
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
@@ -25,14 +25,14 @@ def mapped(x):
     return jax.vmap(lambda row: jax.checkpoint(lambda y: LAYER(y))(row))(x)
 
 
-def slope(x):
+def derivative(x):
     return jax.grad(lambda y: (LAYER(y) ** 2).sum())(x)
 
 
 ONCE = {
     "a function that calls a module": lambda x: LAYER(x),
     "jit and vmap and remat": jax.jit(mapped),
-    "a derivative": slope,
+    "a derivative": derivative,
 }
 
 
@@ -42,7 +42,7 @@ def plain():
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_functions_and_transformations(name, plain):
+def test_transformations_do_not_change_the_statistics(name, plain):
     found = capture(ONCE[name], X)
     assert list(found) == [NAME]
     for row in ("entropy", "visible", "mean_key", "largest", "bad"):
@@ -52,7 +52,7 @@ def test_functions_and_transformations(name, plain):
     np.testing.assert_allclose(found.output, ONCE[name](X), rtol=1e-4, atol=1e-5)
 
 
-def test_a_module_given_to_a_function(plain):
+def test_a_module_as_an_argument_of_a_function(plain):
     found = capture(nnx.jit(lambda layer, x: layer(x)), LAYER, X)
     np.testing.assert_allclose(found[NAME].entropy, plain.entropy, rtol=1e-5)
 
@@ -67,7 +67,7 @@ def test_linen_modules_that_are_bound_or_applied(model):
 
 
 class Scanned(nn.Module):
-    """Linen layers in a scan of the user's own, that knows nothing of us."""
+    """Linen layers in a scan of the user."""
 
     @nn.compact
     def __call__(self, x):
@@ -83,7 +83,7 @@ class Scanned(nn.Module):
 
 
 @pytest.mark.thorough
-def test_a_scan_that_knows_nothing_of_us_and_heads_in_it():
+def test_layers_in_a_scan_of_the_user_have_indexed_paths_and_gates():
     model = Scanned()
     variables = jax.jit(model.init)(jax.random.key(0), X)
     found = capture(model, X, variables=variables)
@@ -98,16 +98,16 @@ def test_a_scan_that_knows_nothing_of_us_and_heads_in_it():
             found[f"layers/own[{i}]"].entropy, wanted[NAME].entropy, rtol=1e-4, atol=1e-5
         )
         x = wanted.output
-    shut = silence_heads(model, X, heads={"layers/own[2]": [0, 1]}, variables=variables)
+    masked = mask_heads(model, X, heads={"layers/own[2]": [0, 1]}, variables=variables)
     np.testing.assert_allclose(
-        shut, np.broadcast_to(each[2]["out"]["bias"], X.shape), rtol=1e-5, atol=1e-6
+        masked, np.broadcast_to(each[2]["out"]["bias"], X.shape), rtol=1e-5, atol=1e-6
     )
-    worth = head_importance(model, X, loss=lambda y: (y**2).mean(), variables=variables)
-    assert list(worth) == list(found)
+    importance = head_importance(model, X, loss=lambda y: (y**2).mean(), variables=variables)
+    assert list(importance) == list(found)
 
 
 @pytest.mark.thorough
-def test_conditions_loops_and_a_model_that_wants_statistics():
+def test_conditions_loops_and_a_model_that_returns_statistics():
     def either(x, flag):
         layer = MultiHeadAttention(2, 8, dropout_rate=0.5, rngs=nnx.Rngs(0))
         return layer(x, deterministic=flag)
@@ -130,7 +130,7 @@ def test_conditions_loops_and_a_model_that_wants_statistics():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found.output, wanted)
 
 
-def test_what_a_function_closes_over_is_looked_at_anew():
+def test_arrays_in_a_closure_may_change_between_captures():
     layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
 
     def model(x):
@@ -143,7 +143,7 @@ def test_what_a_function_closes_over_is_looked_at_anew():
     np.testing.assert_allclose(after.relative_entropy, 1, rtol=1e-5)
 
 
-def test_statistics_inside_a_loss_keep_scans_and_derivatives():
+def test_statistics_inside_a_loss_are_differentiable_through_scans():
     def model(x):
         def body(x, _):
             return jax.checkpoint(lambda y: jnp.tanh(LAYER(y)))(x), None
@@ -165,7 +165,7 @@ def test_statistics_inside_a_loss_keep_scans_and_derivatives():
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_real_must_fit_something():
+def test_real_must_fit_an_attention():
     with pytest.raises(
         ValueError, match=r"real\['\*'\] \[2, 4\] .* MultiHeadAttention has \[2, 5\]"
     ):

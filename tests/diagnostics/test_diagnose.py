@@ -1,4 +1,4 @@
-"""Every trouble, planted in a small real model, is found; a healthy model has none."""
+"""Each rule finds its fault in a small model, and finds nothing in a model without faults."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +26,12 @@ def attention(model):
 
 
 def examine(model, mask=GOOD, causal="*", **options):
-    """All plants share one compiled program: only arrays differ."""
+    """All faults share one compiled program: only arrays differ."""
     found = capture(model, X, mask, **(options or {"real": REAL, "similarity": True}))
     return diagnose(found, causal=causal)
 
 
-def test_a_healthy_model_has_no_finding():
+def test_a_model_without_faults_has_no_finding():
     found = examine(model())
     assert not found, str(found)
     assert found.examined == 2
@@ -39,7 +39,7 @@ def test_a_healthy_model_has_no_finding():
     assert not examine(model(), similarity=False)
 
 
-def test_padding_in_front_is_no_fault_and_a_first_row_that_sees_nothing_is():
+def test_left_padding_is_no_fault_and_an_empty_first_row_is():
     in_front = np.ascontiguousarray(np.flip(REAL, 1)[:, None, None]) & np.tril(
         np.ones((T, T), bool)
     )
@@ -65,45 +65,45 @@ def copy_a_head(model):
         part.kernel[...] = part.kernel[...].at[:, 3].set(part.kernel[:, 1])
 
 
-def kill_a_head(model):
+def zero_the_values_of_a_head(model):
     layer = attention(model)
     layer.value.kernel[...] = layer.value.kernel[...].at[:, 2].set(0.0)
 
 
-def silence_a_head(model):
+def zero_the_projection_of_a_head(model):
     layer = attention(model)
     layer.out.kernel[...] = layer.out.kernel[...].at[2].set(0.0)
 
 
-def freeze(model):
+def saturate(model):
     for part in (attention(model).query, attention(model).key):
         part.kernel[...] = part.kernel[...] * 30.0
 
 
-def spoil(model):
+def insert_nan(model):
     layer = attention(model)
     layer.query.kernel[...] = layer.query.kernel[...].at[0, 0, 0].set(jnp.nan)
 
 
-PLANTS = {
+FAULTS = {
     "too_even": (scale_query_and_key, ["entropy 1.0000 of ln n", "kernel_init="]),
     "collapsed": (one_key_for_all, ["one and the same key", "largest weight", "normalize_qk=True"]),
     "duplicate_heads": (copy_a_head, ["heads 1 and 3", "num_heads=3"]),
-    "dead_heads": (kill_a_head, ["head 2", "'layers/1/self_attention': [2]"]),
-    "dead_heads, silent": (silence_a_head, ["head 2", "output projection"]),
-    "collapsed, frozen": (freeze, ["no gradient passes the softmax", "kernel_init="]),
+    "dead_heads": (zero_the_values_of_a_head, ["head 2", "'layers/1/self_attention': [2]"]),
+    "dead_heads, projection": (zero_the_projection_of_a_head, ["head 2", "output projection"]),
+    "collapsed, saturated": (saturate, ["no gradient passes the softmax", "kernel_init="]),
 }
 PLAIN = {"similarity": False}
 
 
 @pytest.mark.parametrize(
-    ("plant", "options"), [*((name, {}) for name in PLANTS), ("duplicate_heads", PLAIN)]
+    ("fault", "options"), [*((name, {}) for name in FAULTS), ("duplicate_heads", PLAIN)]
 )
-def test_a_planted_fault_of_the_parameters_is_found_where_it_is(plant, options):
-    name, (plant, words) = plant.split(",")[0], PLANTS[plant]
-    sick = model()
-    plant(sick)
-    found = examine(sick, **options)
+def test_a_fault_of_the_parameters_is_found_in_its_layer(fault, options):
+    name, (change, words) = fault.split(",")[0], FAULTS[fault]
+    faulty = model()
+    change(faulty)
+    found = examine(faulty, **options)
     assert found.names == (name,), str(found)
     (finding,) = found
     assert finding.where == PATH
@@ -113,10 +113,10 @@ def test_a_planted_fault_of_the_parameters_is_found_where_it_is(plant, options):
     assert finding.numbers
 
 
-def test_what_is_not_finite_is_told_once_where_it_begins():
-    sick = model()
-    spoil(sick)
-    found = examine(sick)
+def test_nan_is_reported_once_where_it_arises():
+    faulty = model()
+    insert_nan(faulty)
+    found = examine(faulty)
     assert found.names == ("not_finite",)
     assert found.findings[0].where == PATH
     assert "float32" in found.findings[0].evidence
@@ -155,13 +155,13 @@ def test_a_wrong_scale_is_found(name, score, words):
     assert len(found.left_out) == 2
 
 
-def test_queries_that_were_scaled_before_are_found():
+def test_queries_scaled_before_the_score_are_found():
     found = diagnose(capture(lambda x, y: aj.attend(x / 8, y, y), X[:, :, None], X[::-1, :, None]))
     assert found.names == ("double_scale",), str(found)
     assert "scaled before the score" in str(found)
 
 
-def test_half_precision_near_its_end_is_found():
+def test_half_precision_near_overflow_is_found():
     layer = MultiHeadAttention(2, D, dtype=jnp.float16, rngs=nnx.Rngs(0))
     layer.value.kernel[...] = layer.value.kernel[...] * 6000
     found = diagnose(capture(layer, X))
@@ -173,7 +173,7 @@ def test_half_precision_near_its_end_is_found():
     assert "float16" in str(found)
 
 
-def test_attention_that_thins_out_is_found_by_length():
+def test_attention_that_is_diluted_on_long_inputs_is_found():
     def matching(x):
         return aj.attend(x, x, x, score=aj.scores.cosine(4.0))
 
@@ -196,22 +196,22 @@ def history(entropies, logits, bad=0):
     return rows
 
 
-def test_a_history_tells_of_collapse_and_of_the_step_that_broke():
+def test_a_history_shows_collapse_and_the_first_step_that_is_not_finite():
     falling = np.geomspace(2.0, 0.01, 12)
     found = diagnose(history=history(falling, np.linspace(1, 60, 12)))
     assert found.names == ("entropy_collapse",)
     assert [finding.where for finding in found] == ["a", "b"]
     assert "below a tenth from step 50" in str(found)
-    # sharp as it learns: a model that knows where to look, until its loss comes back
+    # sharp attention of a model that has learnt is no fault, unless its loss rises again
     rows = history(falling, np.linspace(1, 60, 12))
     losses = np.geomspace(4.0, 0.01, 12)
-    learnt, lost = (
+    learnt, diverged = (
         [{**row, "loss": x} for row, x in zip(rows, curve, strict=True)]
         for curve in (losses, [*losses[:-2], 3.0, 3.5])
     )
     assert not diagnose(history=learnt)
-    assert diagnose(history=lost).names == ("entropy_collapse",)
-    # sharp with moderate logits likewise
+    assert diagnose(history=diverged).names == ("entropy_collapse",)
+    # nor is sharp attention with moderate logits
     assert not diagnose(history=history(falling, np.linspace(1, 8, 12)))
     found = diagnose(history=history([2.0] * 5, [1.0] * 5, bad=3))
     assert found.names == ("not_finite",)
@@ -219,7 +219,7 @@ def test_a_history_tells_of_collapse_and_of_the_step_that_broke():
     assert found.findings[0].where == "b"
 
 
-def test_mistakes_and_an_empty_diagnosis():
+def test_wrong_arguments_raise_and_an_empty_diagnosis_prints():
     with pytest.raises(ValueError, match="needs a capture"):
         diagnose()
     with pytest.raises(TypeError, match="takes captures, got dict"):

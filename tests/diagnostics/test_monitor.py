@@ -1,4 +1,4 @@
-"""Statistics inside a loss, the monitor beside the optimiser, its files, and attention losses."""
+"""Statistics inside a loss, the monitor and its files, and attention losses."""
 
 import sys
 import types
@@ -32,10 +32,10 @@ PATHS = ["layers/0/self_attention", "layers/1/self_attention"]
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model whose loss presses its entropy to nothing, at a learning rate that lets it."""
+    """A model trained to minimise its entropy, at a high learning rate."""
     model = TransformerEncoder(2, 2, 16, 16, rngs=nnx.Rngs(0))
-    watch = monitor(PATHS, capacity=8, every=2)
-    optimizer = nnx.Optimizer(model, optax.chain(watch, optax.adam(0.2)), wrt=nnx.Param)
+    tracker = monitor(PATHS, capacity=8, every=2)
+    optimizer = nnx.Optimizer(model, optax.chain(tracker, optax.adam(0.2)), wrt=nnx.Param)
 
     def loss(model, x):
         _, stats = attention_stats(model, x)
@@ -54,7 +54,7 @@ def trained():
     return model, optimizer, first, step
 
 
-def test_statistics_are_those_of_the_layers_and_are_differentiable():
+def test_statistics_match_those_of_the_layers():
     model = TransformerEncoder(1, 2, 16, 16, rngs=nnx.Rngs(0))
 
     @nnx.jit
@@ -72,9 +72,9 @@ def test_the_monitor_keeps_the_last_rows_and_changes_no_gradient(trained):
     _, optimizer, (value, stats, gradient), _ = trained
     rows = history(optimizer.opt_state)
     assert [row["step"] for row in rows] == [10, 12, 14, 16, 18, 20, 22, 24]
-    watch = monitor(stats, capacity=3)
-    state = watch.init(None)
-    update = jax.jit(lambda g, s, **extra: watch.update(g, s, None, **extra))
+    tracker = monitor(stats, capacity=3)
+    state = tracker.init(None)
+    update = jax.jit(lambda g, s, **extra: tracker.update(g, s, None, **extra))
     passed, state = update(gradient, state, stats=stats, loss=value)
     jax.tree.map(np.testing.assert_array_equal, passed, gradient)
     (row,) = history(state)
@@ -98,25 +98,25 @@ def test_the_monitor_keeps_the_last_rows_and_changes_no_gradient(trained):
         history(optax.adam(1.0).init({"w": jnp.ones(1)}))
 
 
-def test_a_collapse_in_training_is_written_down_and_diagnosed(trained, tmp_path):
+def test_a_collapse_in_training_is_written_and_diagnosed(trained, tmp_path):
     model, optimizer, _, step = trained
     log = JsonLines(tmp_path / "run" / "attention.jsonl")
     assert log.write(optimizer.opt_state) == 8
     assert log.write(optimizer.opt_state) == 0
     rows = read_history(log.path)
     assert rows == history(optimizer.opt_state)
-    # rows from before the ring turned
+    # rows that the ring buffer has overwritten
     early = {
         "step": 0,
         "attention": {p: {"entropy": 1.9, "max_logit": 2.0, "bad": 0.0} for p in PATHS},
     }
-    # the loss is the entropy itself here, and tells nothing of learning
+    # the loss is the entropy itself here, so it is left out
     found = diagnose(history=[early, *({k: row[k] for k in ("step", "attention")} for row in rows)])
     assert "entropy_collapse" in found.names, str(found)
     model.layers[1].self_attention.key.kernel[0, 0, 0] = jnp.nan
     for _ in range(2):
         step(model, optimizer, X)
-    again = JsonLines(log.path)  # goes on where the file ends
+    again = JsonLines(log.path)  # continues an existing file
     assert again.write(optimizer.opt_state) == 1
     broken = read_history(log.path)[-1]
     assert broken["attention"][PATHS[1]]["entropy"] is None
@@ -127,7 +127,7 @@ def test_a_collapse_in_training_is_written_down_and_diagnosed(trained, tmp_path)
     assert next(f for f in found if f.name == "not_finite").numbers["step"] == 26
 
 
-def test_tensorboard_gets_the_same_rows(trained, tmp_path, monkeypatch):
+def test_tensorboard_receives_the_same_rows(trained, tmp_path, monkeypatch):
     scalars = []
 
     class SummaryWriter:
@@ -155,7 +155,7 @@ def test_tensorboard_gets_the_same_rows(trained, tmp_path, monkeypatch):
         TensorBoard(tmp_path)
 
 
-def test_the_entropy_stays_between_its_bounds():
+def test_entropy_outside_of_its_bounds_is_penalised():
     entropy = np.float32([[0.2, 1.0, 3.0, 0.0]])
     lse = np.float32([[0, 0, 0, -np.inf]])
     stats = aj.Stats(lse, entropy, lse)

@@ -1,8 +1,9 @@
-"""Attention that looks at itself: one walk gives the output and what there is to say of each row.
+"""Attention outputs and row statistics in one pass over the blocks, in O(T + S) memory.
 
     Σ p² = Σ e^2(x - m) / l²,  Σ p³ likewise,  |diag(p) - p pᵀ|² = Σ p² - 2 Σ p³ + (Σ p²)²
 
-Beside the online softmax's own sums run a few more; nothing is kept of any block.
+m is the running maximum of the online softmax and l its total; the statistics are further running
+sums beside them.
 """
 
 from typing import Any, NamedTuple
@@ -19,25 +20,24 @@ from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.walk import block_start
-from attention_jax.masks.mask import And, Mask
-from attention_jax.masks.patterns import Causal
+from attention_jax.masks.mask import Mask
 
 
 class Sums(NamedTuple):
-    """Running sums of `[Tb]` rows, all relative to the running maximum `top`.
+    """Running sums of `[Tb]` rows, relative to the running maximum `top`; e = exp(x - top).
 
     Attributes:
-        top: the maximum.
-        least: the least visible logit.
-        count: visible keys, float32.
-        total: `Σ e`, e = exp(x - top).
+        top: the running maximum.
+        least: the smallest visible logit.
+        count: number of visible keys, float32.
+        total: `Σ e`.
         square: `Σ e²`.
         cube: `Σ e³`.
         moment: `Σ e x`.
-        first: e of the key of index 0.
-        own: `Σ e` over keys at the row's own position.
+        first: e of the key with index 0.
+        own: `Σ e` over keys at the query's position.
         ahead: `Σ e` over keys at later positions.
-        columns: `Σ e c` for the key's index and, for each candidate, whether it is real, `[Tb, C]`.
+        columns: `Σ e c`, c the key's index and whether it is real, `[Tb, C]`.
         out: `Σ e v`, `[Tb, V]`.
     """
 
@@ -56,7 +56,11 @@ class Sums(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Finished rows `[*B, N, T]`; `lse` is `[..., 2]`, the maximum and ln of the total."""
+    """Row statistics `[*B, N, T]`, as in `AttentionRecord`.
+
+    `real_share [..., C]` is the weight on real keys, for each candidate; `lse [..., 2]` is the
+    maximum and ln of the total.
+    """
 
     entropy: Array
     relative_entropy: Array
@@ -65,25 +69,19 @@ class Rows(NamedTuple):
     self_share: Array
     ahead_share: Array
     mean_key: Array
-    real_share: Array
     visible: Array
     max_logit: Array
     logit_range: Array
     jacobian_norm: Array
+    real_share: Array
     lse: Array
 
 
-class Order(NamedTuple):
-    """What is known of positions: whether no later key is seen."""
-
-    causal: bool
-
-
-def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
-    """The request's output, and its rows.
+def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
+    """The output of a request, dropout included, and its row statistics, before dropout.
 
     Args:
-        request: the request; its output and dropout are those of any kernel.
+        request: the request.
         real: bool arrays `[*#B, S]`, candidates for which keys are real.
     """
     layout = request.layout
@@ -91,13 +89,13 @@ def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
         problem, facts = lower(request, merge=False)
         problem.sides.key["columns"] = _columns(layout, real)
         block, loop = tiling_or_once(request)
-        order = Order(_is_causal(request.mask))
+        causal = _is_causal(request.mask)
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
             head, traced = parts
-            return _one_head(head, facts, order, block, kinds if known else traced)
+            return _one_head(head, facts, block, kinds if known else traced, causal=causal)
 
         parts = (problem, None if known else kinds)
         out, rows = map_leading(one, parts, facts.sizes, loop=loop)
@@ -109,28 +107,37 @@ def run(request: Request, real: tuple[Any, ...]) -> tuple[Result, Rows]:
     return Result(out, None), rows
 
 
+def _is_causal(mask: Mask | None) -> bool:
+    """Whether the mask excludes all keys at later positions than the query's."""
+    if mask is None:
+        return False
+    right = mask.interval().right
+    return right is not None and right <= 0
+
+
 def _columns(layout: Any, real: tuple[Any, ...]) -> Array:
-    """`[*#B, 1, 1, S, C]`: the key's index, from 0 to 1, and whether it is real."""
+    """`[*#B, 1, 1, S, C]`: the key's index, scaled to [0, 1], and whether it is real."""
     index = jnp.arange(layout.S, dtype=jnp.float32) / max(layout.S - 1, 1)
     ones = (1,) * len(layout.batch)
     columns = [index.reshape(*ones, layout.S)]
     for array in real:
         x = jnp.asarray(array)
         columns.append(x.reshape((1,) * (len(ones) + 1 - x.ndim) + x.shape).astype(jnp.float32))
-    batch = jnp.broadcast_shapes(*(x.shape for x in columns))
-    stacked = jnp.stack([jnp.broadcast_to(x, batch) for x in columns], axis=-1)
-    return stacked.reshape(*batch[:-1], 1, 1, *stacked.shape[-2:])
+    stacked = jnp.stack(jnp.broadcast_arrays(*columns), axis=-1)
+    return stacked.reshape(*stacked.shape[:-2], 1, 1, *stacked.shape[-2:])
 
 
 def _one_head(
-    head: Problem, facts: Static, order: Order, block: tuple[int, int], kinds: Any
+    head: Problem, facts: Static, block: tuple[int, int], kinds: Any, *, causal: bool
 ) -> tuple[Array, Rows]:
-    dtype, layout = facts.accumulator, facts.layout
+    layout = facts.layout
     width = head.sides.key["columns"].shape[-1]
 
     def begin(i: Array) -> Sums:
-        shapes: dict[str, tuple[int, ...]] = {"columns": (width,), "out": (layout.V,)}
-        zeros = {n: jnp.zeros((block[0], *shapes.get(n, ())), dtype) for n in Sums._fields}
+        shapes = {"columns": (width,), "out": (layout.V,)}
+        zeros = {
+            n: jnp.zeros((block[0], *shapes.get(n, ())), facts.accumulator) for n in Sums._fields
+        }
         return Sums(**{**zeros, "top": zeros["top"] + NEG_INF, "least": zeros["least"] - NEG_INF})
 
     def fetch(i: Array, j: Array) -> Problem:
@@ -138,22 +145,24 @@ def _one_head(
 
     def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
         first = block_start(j, block[1], layout.S) == 0
-        return _update(state, fetched, facts, order, first=first, partial=partial)
+        return _update(state, fetched, facts, first=first, partial=partial, causal=causal)
 
     return walk_or_once(layout, block, kinds, begin, fetch, visit, lambda i, state: _close(state))
 
 
 def _update(
-    state: Sums, block: Problem, facts: Static, order: Order, *, first: Any, partial: bool
+    state: Sums, block: Problem, facts: Static, *, first: Any, partial: bool, causal: bool
 ) -> Sums:
     logits = block_logits(block, facts, partial=partial)
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shift = jnp.where(top == NEG_INF, 0, top)
     shrink = jnp.exp(state.top - shift)
-    # Kept once: all that follows would compute the exponentials anew, each for itself.
+    # Without the barrier XLA computes the exponentials anew in each of the reductions below.
     powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - shift[:, None]), logits))
     fixed = jax.lax.stop_gradient((powers, logits))
-    least, count, (square, cube, moment, own, *ahead) = _of_rows(*fixed, block, order, partial)
+    least, count, (square, cube, moment, own, *ahead) = _reduce(
+        *fixed, block, partial=partial, causal=causal
+    )
     ones = jnp.ones((logits.shape[1], 1), powers.dtype)
     columns = jnp.concatenate([ones, block.sides.key["columns"].astype(powers.dtype)], axis=1)
     columns = jnp.matmul(powers, columns, precision=jax.lax.Precision.HIGHEST)
@@ -173,28 +182,28 @@ def _update(
     )
 
 
-def _of_rows(
-    powers: Array, logits: Array, block: Problem, order: Order, partial: bool
+def _reduce(
+    powers: Array, logits: Array, block: Problem, *, partial: bool, causal: bool
 ) -> tuple[Array, Array, list[Array]]:
-    """Of each row: the least visible logit, the visible keys, and the sums of the planes."""
+    """The smallest visible logit, the number of visible keys, and further sums, of each row."""
     rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
     square = powers * powers
     planes = [square, square * powers, powers * logits]
     planes.append(jnp.where(keys[None, :] == rows[:, None], powers, 0))
-    if not order.causal:
+    if not causal:
         planes.append(jnp.where(keys[None, :] > rows[:, None], powers, 0))
     if not partial:
-        return jnp.min(logits, axis=-1), jnp.full_like(powers[:, 0], keys.size), _sums(planes)
+        return jnp.min(logits, axis=-1), jnp.full_like(powers[:, 0], keys.size), _sum_rows(planes)
     visible = logits != NEG_INF
     planes[2] = jnp.where(visible, planes[2], 0)
-    *sums, count = _sums([*planes, visible.astype(powers.dtype)])
+    *sums, count = _sum_rows([*planes, visible.astype(powers.dtype)])
     return jnp.min(jnp.where(visible, logits, -NEG_INF), axis=-1), count, sums
 
 
-def _sums(planes: list[Array]) -> list[Array]:
-    """The sums of the rows of `[Tb, Sb]` planes, all in one pass that keeps none of the planes.
+def _sum_rows(planes: list[Array]) -> list[Array]:
+    """Row sums of `[Tb, Sb]` planes in one pass that materialises none of them.
 
-    Runs of neighbouring keys are added up side by side first, which vectorises.
+    Runs of adjacent keys are first added elementwise, which vectorises.
     """
     rows, keys = planes[0].shape
     lanes = max(n for n in range(1, 65) if keys % n == 0 and (n == 1 or 2 * n <= keys))
@@ -202,13 +211,6 @@ def _sums(planes: list[Array]) -> list[Array]:
     runs = tuple(x.reshape(rows, keys // lanes, lanes) for x in planes)
     added = jax.lax.reduce(runs, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (1,))
     return [jnp.sum(x, axis=-1) for x in added]
-
-
-def _is_causal(mask: Mask | None) -> bool:
-    """Whether the mask surely hides all later positions."""
-    if isinstance(mask, And):
-        return _is_causal(mask.first) or _is_causal(mask.second)
-    return isinstance(mask, Causal) and mask.align == "start"
 
 
 def _close(state: Sums) -> tuple[Array, Rows]:
@@ -228,11 +230,11 @@ def _close(state: Sums) -> tuple[Array, Rows]:
         self_share=state.own / total,
         ahead_share=state.ahead / total,
         mean_key=state.columns[:, 0] / total,
-        real_share=state.columns[:, 1:] / total[:, None],
         visible=state.count.astype(jnp.int32),
         max_logit=top,
         logit_range=jnp.where(empty, 0, top - jnp.where(empty, 0, state.least)),
         jacobian_norm=jnp.sqrt(jnp.maximum(square - 2 * cube + square**2, 0)),
+        real_share=state.columns[:, 1:] / total[:, None],
         lse=jnp.stack([top, log_total], axis=-1),
     )
     return state.out / total[:, None], rows
