@@ -1,12 +1,12 @@
-"""Docstrings are plain text with formulas in it; Sphinx reads reStructuredText.
+"""Converts plain-text docstrings with formulas to reStructuredText.
 
-The docstrings write a shape as `[*B, T, N, H]` and set a formula off by four spaces, because that
-reads well in an editor and in `help()`. Here each docstring is turned into what Sphinx expects,
-before napoleon looks for its sections:
+Docstrings write a shape as `[*B, T, N, H]` and indent a formula by four spaces, because that is
+readable in an editor and in `help()`. This extension converts each docstring before napoleon parses
+its sections:
 
     `code`                     becomes   ``code``
-    a formula set off          becomes   a literal block
-    *, |, _ in plain text      are escaped, so that they stand for themselves
+    an indented formula        becomes   a literal block
+    *, |, _ in plain text      are escaped
 """
 
 import re
@@ -22,7 +22,7 @@ LITERAL = re.compile(r"(``.+?``|:\w+:`.+?`|`[^`]+`)")
 
 
 def inline(text: str) -> str:
-    """A line of running text with its code marked and its other signs escaped."""
+    """A line of text with code marked and special characters escaped."""
     bullet = BULLET.match(text)
     pieces = [bullet[0]] if bullet else []
     for piece in LITERAL.split(text[len("".join(pieces)) :]):
@@ -53,7 +53,7 @@ def convert(lines: list[str]) -> list[str]:
         line = lines.pop(0)
         if not indented(line):
             section = bool(SECTION.match(line))
-        if line.lstrip().startswith(">>>"):  # an example stands as it is, up to an empty line
+        if line.lstrip().startswith(">>>"):  # an example is unchanged, up to an empty line
             out.append(line)
             while lines and lines[0].strip():
                 out.append(lines.pop(0))
@@ -71,12 +71,12 @@ def is_table(line: str) -> bool:
 
 
 def indented(line: str) -> bool:
-    """Whether the line is set off from the text, or empty."""
+    """Whether the line is indented, or empty."""
     return line.startswith("  ") or not line.strip()
 
 
 def take(lines: list[str], belongs: Callable[[str], bool]) -> list[str]:
-    """Removes the first lines that belong together, and returns them."""
+    """Removes the leading lines for which `belongs` is true, and returns them."""
     taken = []
     while lines and belongs(lines[0]):
         taken.append(lines.pop(0))
@@ -90,17 +90,17 @@ def announced(out: list[str]) -> bool:
 
 
 def literal_block(lines: list[str], announced: bool) -> list[str]:
-    """The lines as a literal block, after the two colons that announce one."""
+    """The lines as a literal block, with the two colons that start one."""
     shown = textwrap.indent(textwrap.dedent("\n".join(lines)), "    ").splitlines()
     return [*([] if announced else ["", "::", ""]), *shown, ""]
 
 
 def process(_app: Any, _what: str, _name: str, _obj: Any, _opts: Any, lines: list[str]) -> None:
-    """Rewrites `lines` in place, as autodoc asks of its listeners."""
+    """Rewrites `lines` in place, as autodoc requires."""
     lines[:] = convert(lines)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Listens before napoleon does (its priority is 500)."""
+    """Connects with a priority before napoleon's, 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
     return {"parallel_read_safe": True}

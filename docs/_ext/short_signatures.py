@@ -1,6 +1,6 @@
-"""Signatures say `Array` and `ArrayLike`, not what these stand for this year.
+"""Shortens signatures: `Array` and `ArrayLike` instead of their definitions.
 
-And those of classes are the signatures of their `__init__`: a metaclass hides it from autodoc.
+The signature of a class is that of its `__init__`, which a metaclass hides from autodoc.
 """
 
 import ast
@@ -27,7 +27,7 @@ HIDDEN = re.compile(r"\(\*args(: Any)?, \*\*kwargs(: Any)?\)")
 
 
 def shorten(text: str | None) -> str | None:
-    """The signature with each long union under its name, and arrays without their module."""
+    """The signature with long unions replaced by their names, and arrays without their module."""
     if text is None:
         return None
     for long, short in ALIASES.items():
@@ -36,7 +36,7 @@ def shorten(text: str | None) -> str | None:
 
 
 def written(method: Any) -> str:
-    """The arguments of a method as its source has them, bar `self`."""
+    """The arguments of a method as written in its source, without `self`."""
     function = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     assert isinstance(function, ast.FunctionDef)
     del function.args.args[0]
@@ -46,13 +46,13 @@ def written(method: Any) -> str:
 def process(
     _app: Any, what: str, _name: str, value: Any, _options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None]:
-    """What autodoc shows instead of `signature` and `returns`."""
+    """The signature and return annotation that autodoc shows."""
     if what == "class" and signature and HIDDEN.fullmatch(signature):
         signature = written(value.__init__)
     return shorten(signature), shorten(returns)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Listens to autodoc."""
+    """Connects to autodoc."""
     app.connect("autodoc-process-signature", process)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Masks against their definitions, the algebra, and block maps that never lie."""
+"""Masks against their definitions, the algebra, and sound block maps."""
 
 import time
 
@@ -47,7 +47,7 @@ def test_to_array(name):
     assert mask.density(T, S) == pytest.approx(want.mean())
 
 
-def test_batch_and_head_axes_stand_in_front():
+def test_batch_and_head_axes_lead():
     lengths = np.array([3, 0])
     mask = masks.padding(lengths, np.array([7, 2]))
     want = (s < lengths[:, None, None]) & (t < np.array([7, 2])[:, None, None])
@@ -117,7 +117,7 @@ def test_block_maps_are_sound_and_composed(data):
             assert block.all()
 
 
-def test_ids_of_any_size_are_told_apart():
+def test_large_ids_are_distinguished():
     far = 2**40
     for query_ids, key_ids, padding_id in (
         (np.array([far, 0, far + 2**32, far]), None, None),
@@ -171,12 +171,12 @@ def test_a_million_by_a_million():
     masks.window(256, 0).block_map(100, 100, 10)
     started = time.perf_counter()
     found = masks.window(256, 0).block_map(1_000_000, 1_000_000, 512)
-    assert time.perf_counter() - started < 2  # milliseconds on a quiet machine
+    assert time.perf_counter() - started < 2  # milliseconds on an idle machine
     assert found.kinds.shape == (1954, 1954)
     assert int(found.visited) == 2 * 1954 - 1
 
 
-def test_pictures():
+def test_printed_block_maps():
     text = str(masks.causal().block_map(4, 4, 2))
     assert "▒·" in text
     assert "█▒" in text
