@@ -1,5 +1,6 @@
 """The rules for arguments that every module follows, whichever flavour it comes in."""
 
+from collections.abc import Set
 from typing import Annotated, Any
 
 import jax
@@ -9,7 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from attention_jax import masks
 from attention_jax._core.axes import AnyArray, BiasLike, MaskLike
-from attention_jax._core.checks import as_array, check_count, check_floating
+from attention_jax._core.checks import as_array, check_count, check_floating, fits_int32
+from attention_jax._core.numerics import is_concrete
 from attention_jax._core.term import Term
 from attention_jax.masks import Mask
 from attention_jax.plan import check_names
@@ -110,17 +112,109 @@ def check_width(name: str, x: Any, features: int, letters: str) -> None:
         )
 
 
-def check_tokens(name: str, ids: Any) -> None:
-    """Checks token ids `[*B, length]`.
+def is_integer(x: Any) -> bool:
+    """Whether `x` is an integer, or an array of them, traced or not; a boolean is none."""
+    if hasattr(x, "dtype"):
+        return jnp.issubdtype(x.dtype, jnp.integer)
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def token_ids(name: str, given: Any, vocab: int | None) -> Array:
+    """Ids that a caller gives: an integer, an array of integers, or a sequence of such.
+
+    Args:
+        name: The argument's name.
+        given: The ids.
+        vocab: Size of the vocabulary; None is unknown.
+
+    Returns:
+        int32; a sequence has an axis of its own in front.
 
     Raises:
-        TypeError: If it is no array of whole numbers.
-        ValueError: If it has no axis of length.
+        TypeError: If one is not an integer.
+        ValueError: If one is known and lies outside the vocabulary.
+    """
+    if isinstance(given, list | tuple | range | Set):
+        parts = [token_ids(name, part, vocab) for part in given]
+        return jnp.stack(parts) if parts else jnp.zeros((0,), jnp.int32)
+    if not is_integer(given):
+        kind = f"dtype {np.dtype(given.dtype).name}" if hasattr(given, "dtype") else repr(given)
+        raise TypeError(f"{name} must be a token id, an integer, got {kind}")
+    if (wrong := _outside(given, vocab)) is not None:
+        raise ValueError(f"{name} is {wrong}, but the vocabulary has {vocab}")
+    if not isinstance(given, jax.Array) and not fits_int32(np.asarray(given)):
+        raise ValueError(f"{name} must fit in 32 bits, got {given}")
+    return jnp.asarray(given).astype(jnp.int32)
+
+
+def check_tokens(name: str, ids: Any, vocab: int | None = None, mask: AnyMask = None) -> None:
+    """Checks token ids `[*B, length]`.
+
+    Args:
+        name: The argument's name.
+        ids: The ids.
+        vocab: Size of the vocabulary; None is unknown.
+        mask: Which tokens are real: a mask of keys, or a boolean array that broadcasts to the ids'
+            shape. What is hidden from every query may be any number.
+
+    Raises:
+        TypeError: If it is not an array of integers.
+        ValueError: If it has no axis of length, or a real id is known and lies outside the
+            vocabulary.
     """
     if not jnp.issubdtype(as_array(name, ids).dtype, jnp.integer):
         raise TypeError(f"{name} must hold token ids, got dtype {np.dtype(ids.dtype).name}")
     if ids.ndim < 1:
         raise ValueError(f"{name} must be [*B, length], got a scalar")
+    if _outside(ids, vocab) is None or not is_concrete(mask):
+        return
+    wrong = _outside(ids, vocab, _visible(mask, ids.shape))
+    if wrong is not None:
+        raise ValueError(f"{name} holds id {wrong}, but the vocabulary has {vocab}")
+
+
+def _outside(ids: Any, vocab: int | None, real: Any = True) -> Any:
+    """The first of the real ids that is known and lies outside the vocabulary; None if none is."""
+    if vocab is None or not is_concrete(ids) or not getattr(ids, "is_fully_addressable", True):
+        return None
+    known = np.asarray(ids)
+    wrong = known[((known < 0) | (known >= vocab)) & real]
+    return wrong.flat[0] if wrong.size else None
+
+
+def _visible(mask: AnyMask, shape: tuple[int, ...]) -> Any:
+    """Which tokens `shape` some query may see under a concrete mask of keys."""
+    if mask is None:
+        return True
+    if not isinstance(mask, Mask):
+        return np.broadcast_to(np.asarray(mask), shape)
+    with jax.ensure_compile_time_eval():
+        kinds: Any = np.asarray(mask.block_map(shape[-1], shape[-1], (shape[-1], 1)).kinds)
+    seen = (kinds != 0).any(axis=tuple(range(-min(kinds.ndim, 3), -1)))
+    return np.broadcast_to(seen, shape)
+
+
+def vocabulary(embedding: Any) -> int | None:
+    """How many tokens an embedding has; None for a module that does not say."""
+    return getattr(embedding, "num_embeddings", None)
+
+
+def embeddable(ids: Any, vocab: int | None, mask: AnyMask = None) -> Array:
+    """Ids as an embedding takes them: the embedding of one outside the vocabulary is NaN.
+
+    Args:
+        ids: Ids `[*B, length]`.
+        vocab: Size of the vocabulary; None leaves ids as they are.
+        mask: As in `check_tokens`. An id outside the vocabulary that an array hides becomes 0.
+    """
+    ids = jnp.asarray(ids)
+    if vocab is None:
+        return ids
+    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+    other = jnp.full(ids.shape, vocab, ids.dtype)
+    if mask is not None and not isinstance(mask, Mask) and np.ndim(mask) <= ids.ndim:
+        other = jnp.where(jnp.broadcast_to(jnp.asarray(mask), ids.shape), other, 0)
+    return jnp.where((ids < 0) | (ids >= vocab), other, ids)
 
 
 def as_mask(mask: AnyMask) -> Mask | None:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
-from attention_jax._modules.walk import Step
+from attention_jax._modules.walk import Step, is_end
 
 
 class Beams(NamedTuple):
@@ -61,9 +61,9 @@ def search(
         state: The model's state before it, beams first, all alike.
         move: `move(state, order [M, *B])`: beam m becomes beam order[m], all its state together.
         length: L, the most tokens to make.
-        eos: The id that ends a sequence; it is part of it.
-        pad: What stands behind the end.
-        length_penalty: α, not negative.
+        eos: Ids `[E]`: any of them ends a sequence, and is part of it.
+        pad: What follows the end.
+        length_penalty: α; where it is negative scores are NaN.
 
     Returns:
         Tokens, and scores; a sequence that reached L without its end takes part as it is.
@@ -86,13 +86,13 @@ def search(
         logits = jnp.moveaxis(logits, 0, -2).astype(jnp.float32)
         vocab = logits.shape[-1]
         total = now.total[..., None] + jax.nn.log_softmax(logits, axis=-1)
-        # Twice as many as there are beams: at most half of them are ends.
-        many = min(2 * beams, beams * vocab)
+        # Of these at most `beams` for each id of an end are ends, so that `beams` others are left.
+        many = min((1 + eos.size) * beams, beams * vocab)
         total, flat = jax.lax.top_k(total.reshape(*batch, beams * vocab), many)
         parent, token = flat // vocab, (flat % vocab).astype(jnp.int32)
         made = jnp.take_along_axis(now.made, parent[..., None], axis=-2)
         made = jax.lax.dynamic_update_slice_in_dim(made, token[..., None], now.index, axis=-1)
-        ends = token == eos
+        ends = is_end(token, eos)
         scores = jnp.where(ends, total / penalty(now.index + 1), NEG_INF)
         ended, scores = _best(
             jnp.concatenate([now.ended, made], axis=-2),
@@ -117,11 +117,13 @@ def search(
     alone = nothing.at[..., 0].set(0.0)
     start = Beams(jnp.zeros((), jnp.int32), first, state, empty, alone, empty, nothing)
     end = jax.lax.while_loop(promising, extend, start)
-    return _best(
+    made, scores = _best(
         jnp.concatenate([end.ended, end.made], axis=-2),
         jnp.concatenate([end.scores, end.total / penalty(end.index)], axis=-1),
         beams,
     )
+    # The early end of the search needs a longer sequence to be divided by no less.
+    return made, jnp.where(length_penalty >= 0, scores, jnp.nan)
 
 
 def _best(made: Array, scores: Array, count: int) -> tuple[Array, Array]:

@@ -91,6 +91,14 @@ def check_window(cache: KVCache, mask: Mask | None) -> None:
         check_reach(cache.length, Interval(None, None) if mask is None else mask.interval())
 
 
+def with_beams(cache: KVCache, count: int) -> KVCache:
+    """The cache with one more batch axis in front, of `count` equal beams."""
+    names = ("key", "value", "places", "lengths", "lost")
+    every = {name: getattr(cache, name)[None] for name in names}
+    every = {name: jnp.broadcast_to(x, (count, *x.shape[1:])) for name, x in every.items()}
+    return dataclasses.replace(cache, **every)
+
+
 def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
     """The state with every cache changed, those of scanned layers layer by layer."""
 

@@ -17,10 +17,15 @@ from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
 from attention_jax._modules import beam
-from attention_jax._modules.arguments import AnyMask, check_tokens, token_mask
-from attention_jax._modules.caches import each_cache
-from attention_jax._modules.walk import Step, check_sampling, likeliest, sampler, walk
-from attention_jax.cache import KVCache
+from attention_jax._modules.arguments import (
+    AnyMask,
+    check_tokens,
+    is_integer,
+    token_ids,
+    token_mask,
+)
+from attention_jax._modules.caches import each_cache, with_beams
+from attention_jax._modules.walk import Step, likeliest, sampler, walk
 from attention_jax.masks import Mask
 
 Ask = Callable[..., Any]
@@ -29,11 +34,15 @@ Ask = Callable[..., Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn: a key, and what `walk.sampler` takes."""
+    """How tokens are drawn: a key, and what `walk.sampler` takes.
+
+    A known `top_k` is static, because a few of many tokens are found faster than their order is.
+    """
 
     key: Any
     temperature: Any
     top_p: Any
+    traced_top_k: Any
     top_k: int | None = static()
 
 
@@ -45,7 +54,9 @@ class Task:
     Attributes:
         source: Ids `[*B, S]`: a translation's source, or a prompt.
         mask: Which of them are real: a boolean array `[*B, S]`, or a mask of keys.
-        bos: The id that begins a sentence; so on for `eos` and `pad`; -1 is none.
+        bos: The id that begins a sentence, a scalar or `[*B]`; -1 for a prompt.
+        eos: Ids `[E]`, each of which ends a sentence.
+        pad: What follows the end.
         prompt: Whether the model goes on after `source`.
         length: The most tokens to make.
     """
@@ -66,7 +77,7 @@ def task(
     bos: Any,
     eos: Any,
     pad: Any,
-    length: int,
+    length: Any,
     prompt: bool,
     source_vocab: int | None,
     target_vocab: int | None,
@@ -74,11 +85,12 @@ def task(
     """What a call of a decoder asks for; a vocabulary of None is of unknown size.
 
     Raises:
-        TypeError: If the source holds no ids, or a prompt's mask is no array.
-        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or `bos` or
-            a source's id that is known lies outside the vocabulary; one that the mask hides may.
+        TypeError: If an id is not an integer, or a prompt's mask is not an array.
+        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or `bos`,
+            `eos` or an id of the source is known and lies outside the vocabulary; a source's id
+            that the mask hides may.
     """
-    check_count("max_length", length, 1)
+    _check_size("max_length", length)
     check_tokens("source", source)
     if prompt:
         if bos is not None:
@@ -94,64 +106,95 @@ def task(
             )
     elif bos is None or eos is None:
         raise ValueError("a Transformer's sentences need a bos and an eos")
-    # No id is negative: without an end every sentence goes on.
-    ends = (jnp.asarray(-1 if x is None else x, jnp.int32) for x in (bos, eos, pad))
-    # An end that no token is ends nothing, and what stands after one need not be a token.
-    wrong = None if bos is None else _outside(bos, target_vocab)
-    if wrong is not None:
-        raise ValueError(f"bos is {wrong.item()}, but the vocabulary has {target_vocab}")
-    _check_source(source, token_mask("source_mask", mask, np.shape(source)), source_vocab)
+    bos = jnp.int32(-1) if bos is None else token_ids("bos", bos, target_vocab)
+    eos = token_ids("eos", () if eos is None else eos, target_vocab)
+    pad = token_ids("pad", pad, None)  # not a token of the model's: it is never embedded
+    batch = np.shape(source)[:-1]
+    for name, ids, shapes, words in (
+        ("bos", bos, ((), batch), f"one id, or one for each example {list(batch)}"),
+        ("eos", eos, ((), (eos.size,)), "one id, or several in a sequence"),
+        ("pad", pad, ((),), "one id"),
+    ):
+        if ids.shape not in shapes:
+            raise ValueError(f"{name} must be {words}, got shape {list(ids.shape)}")
+    check_tokens("source", source, source_vocab, token_mask("source_mask", mask, source.shape))
     mask = mask if mask is None or isinstance(mask, Mask) else jnp.asarray(mask)
-    return Task(jnp.asarray(source), mask, *ends, prompt=prompt, length=length)
+    ends = {"bos": bos, "eos": eos.reshape(-1), "pad": pad}
+    return Task(jnp.asarray(source), mask, **ends, prompt=prompt, length=length)
 
 
-def _outside(ids: Any, vocab: int | None, real: Any = True) -> Any:
-    """The first of the real ids that is known and lies outside the vocabulary; None if none is."""
-    if vocab is None or not is_concrete(ids) or not getattr(ids, "is_fully_addressable", True):
-        return None
-    known = np.asarray(ids)
-    wrong = known[((known < 0) | (known >= vocab)) & real]
-    return wrong[0] if wrong.size else None
-
-
-def _check_source(source: Any, mask: Mask | None, vocab: int | None) -> None:
-    """Raises a ValueError where a real token is none of the vocabulary's."""
-    wrong = _outside(source, vocab)
-    if wrong is not None and mask is not None:
-        if not is_concrete(mask):
-            return
-        with jax.ensure_compile_time_eval():
-            seen: Any = np.asarray(mask.to_array(1, source.shape[-1]))
-        real = seen.any(axis=tuple(range(-min(seen.ndim, 3), -1)))
-        wrong = _outside(source, vocab, np.broadcast_to(real, source.shape))
-    if wrong is not None:
-        raise ValueError(f"source holds id {wrong}, but the vocabulary has {vocab}")
-
-
-def draw(key: Any, temperature: Any, top_k: int | None, top_p: Any) -> Draw:
+def draw(key: Any, temperature: Any, top_k: Any, top_p: Any) -> Draw:
     """How tokens are drawn, checked.
 
     Raises:
-        TypeError: If the key is none.
-        ValueError: If an option is out of range.
+        TypeError: If the key is none, or an option is not a number.
+        ValueError: If an option is known and out of range.
     """
     check_key("key", key)
-    check_sampling(temperature, top_k, top_p)
-    return Draw(key, temperature, top_p, top_k)
+    temperature = _number("temperature", temperature)
+    if is_concrete(temperature) and not temperature > 0:
+        raise ValueError(
+            f"temperature must be positive, got {temperature}; for the likeliest token decode "
+            "greedily"
+        )
+    if top_p is not None:
+        top_p = _number("top_p", top_p)
+        if is_concrete(top_p) and not 0 < top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+    if top_k is None:
+        return Draw(key, temperature, top_p, None, None)
+    if not is_integer(top_k) or np.ndim(top_k):
+        raise TypeError(f"top_k must be one integer, got {_shown(top_k)}")
+    if not is_concrete(top_k):
+        return Draw(key, temperature, top_p, top_k, None)
+    return Draw(key, temperature, top_p, None, check_count("top_k", int(np.asarray(top_k)), 1))
 
 
-def check_beams(num_beams: int, length_penalty: float | int) -> None:
-    """Raises a ValueError where an option of `beams` is out of range."""
-    check_count("num_beams", num_beams, 1)
-    if not length_penalty >= 0:
+def check_beams(num_beams: Any, length_penalty: Any) -> Array:
+    """The length penalty, checked as the number of beams is.
+
+    Raises:
+        TypeError: If one is not a number.
+        ValueError: If one is known and out of range.
+    """
+    _check_size("num_beams", num_beams)
+    length_penalty = _number("length_penalty", length_penalty)
+    if is_concrete(length_penalty) and not length_penalty >= 0:
         raise ValueError(f"length_penalty must not be negative, got {length_penalty}")
+    return jnp.asarray(length_penalty, jnp.float32)
+
+
+def _check_size(name: str, value: Any) -> None:
+    if not is_concrete(value):
+        raise TypeError(
+            f"{name} is a size of the result and cannot be traced: give a Python integer, under "
+            "jit a static argument"
+        )
+    check_count(name, value, 1)
+
+
+def _number(name: str, x: Any) -> Any:
+    """One real number: a float where it is known, else a traced scalar."""
+    plain = isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
+    dtype = getattr(x, "dtype", None)
+    real = dtype is not None and (
+        jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    )
+    if np.ndim(x) or not (plain or real):
+        raise TypeError(f"{name} must be one number, got {_shown(x)}")
+    return float(np.asarray(x)) if is_concrete(x) else x
+
+
+def _shown(x: Any) -> str:
+    return f"shape {list(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else repr(x)
 
 
 def sentence(ask: Ask, task: Task, draw: Draw | None) -> Array:
     """The sentence of the likeliest tokens, or of drawn ones: ids `[*B, length]`."""
     choose = likeliest
     if draw is not None:
-        choose = sampler(draw.key, draw.temperature, draw.top_k, draw.top_p)
+        top_k = draw.traced_top_k if draw.top_k is None else draw.top_k
+        choose = sampler(draw.key, draw.temperature, top_k, draw.top_p)
     begun = _begin(ask, task)
     return walk(*begun, choose, length=task.length, eos=task.eos, pad=task.pad)
 
@@ -160,17 +203,13 @@ def beams(ask: Ask, task: Task, num_beams: int, length_penalty: Array) -> tuple[
     """The likeliest sentences of a beam search, `[*B, M, length]`, and their scores `[*B, M]`."""
     step, first, begun = _begin(ask, task)
 
-    def spread(cache: KVCache) -> KVCache:
-        alone = jax.tree.map(lambda x: x if x.ndim == 0 else x[None], cache)
-        return alone.reorder(jnp.zeros((num_beams,), jnp.int32), axis=0)
-
     def move(state: Any, order: Array) -> Any:
         return each_cache(lambda cache: cache.reorder(order, axis=0), state)
 
     return beam.search(
         step,
         jnp.broadcast_to(first, (num_beams, *first.shape)),
-        each_cache(spread, begun),
+        each_cache(lambda cache: with_beams(cache, num_beams), begun),
         move,
         length=task.length,
         eos=task.eos,

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import NEG_INF, is_concrete
 
 Step = Callable[[Array, Any], tuple[Array, Any]]
@@ -37,8 +36,8 @@ def walk(
         state: The model's state before it.
         choose: `choose(logits, index) -> token`.
         length: The most tokens to make; the loop ends as soon as every sequence has its end.
-        eos: The id that ends a sequence; it is part of the result.
-        pad: What stands behind the end.
+        eos: Ids `[E]`: any of them ends a sequence, and is part of the result.
+        pad: What follows the end.
 
     Returns:
         int32 ids.
@@ -53,12 +52,19 @@ def walk(
     def extend(carry: Any) -> Any:
         index, token, state, done, made = carry
         logits, state = step(token, state)
-        token = jnp.where(done, pad, choose(logits, index).astype(jnp.int32))
-        made = jax.lax.dynamic_update_slice_in_dim(made, token[..., None], index, axis=-1)
-        return index + 1, token, state, done | (token == eos), made
+        # A sequence that has ended goes on unread: the padding need not be a token of the model.
+        token = choose(logits, index).astype(jnp.int32)
+        shown = jnp.where(done, pad, token)
+        made = jax.lax.dynamic_update_slice_in_dim(made, shown[..., None], index, axis=-1)
+        return index + 1, token, state, done | is_end(token, eos), made
 
     start = (jnp.zeros((), jnp.int32), first, state, jnp.zeros(batch, bool), made)
     return jax.lax.while_loop(unfinished, extend, start)[-1]
+
+
+def is_end(token: Array, eos: Int[Array, " E"]) -> Array:
+    """Which tokens are one of the ids that end a sequence."""
+    return jnp.any(token[..., None] == eos.reshape((1,) * token.ndim + eos.shape), axis=-1)
 
 
 def likeliest(logits: Array, index: Array) -> Array:
@@ -67,38 +73,35 @@ def likeliest(logits: Array, index: Array) -> Array:
     return jnp.argmax(logits, axis=-1)
 
 
-def check_sampling(temperature: Any, top_k: int | None, top_p: Any) -> None:
-    """Raises a ValueError where an option of `sampler` is out of range."""
-    if is_concrete(temperature) and not temperature > 0:
-        raise ValueError(
-            f"temperature must be positive, got {temperature}; for the likeliest token decode "
-            "greedily"
-        )
-    if top_k is not None:
-        check_count("top_k", top_k, 1)
-    if top_p is not None and is_concrete(top_p) and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+def sampler(key: PRNGKeyArray, temperature: Any, top_k: Any, top_p: Any) -> Choose:
+    """Draws tokens, `choose(logits, index)`, from what `shortlist` leaves.
 
-
-def sampler(key: PRNGKeyArray, temperature: Any, top_k: int | None, top_p: Any) -> Choose:
-    """Draws tokens, `choose(logits, index)`, from what `shortlist` leaves."""
+    A temperature of 0, which only a traced one can be, is its limit: the likeliest token.
+    """
+    temperature = jnp.asarray(temperature, jnp.float32)
+    positive = temperature > 0
 
     def choose(logits: Array, index: Array) -> Array:
-        kept = shortlist(logits, temperature, top_k, top_p)
-        return jax.random.categorical(jax.random.fold_in(key, index), kept, axis=-1)
+        logits = logits.astype(jnp.float32)
+        # Under a small temperature differences overflow to -inf; the largest logit stays 0.
+        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+        kept = shortlist(logits, jnp.where(positive, temperature, 1.0), top_k, top_p)
+        drawn = jax.random.categorical(jax.random.fold_in(key, index), kept, axis=-1)
+        return jnp.where(positive, drawn, likeliest(logits, index))
 
     return choose
 
 
 def shortlist(
-    logits: Float[Array, "*B vocab"], temperature: Any, top_k: int | None, top_p: Any
+    logits: Float[Array, "*B vocab"], temperature: Any, top_k: Any, top_p: Any
 ) -> Float[Array, "*B vocab"]:
     """Logits over the temperature, with -inf for tokens that are not to be drawn.
 
     Args:
         logits: Any floating dtype.
         temperature: Above 1 is more varied, below 1 less.
-        top_k: Keeps the k likeliest tokens, and those that equal the last of them; None keeps all.
+        top_k: Keeps the k likeliest tokens, and those that equal the last of them; at least one.
+            None keeps all.
         top_p: Keeps the likeliest tokens up to and with the one at which their probabilities, after
             the temperature and among the k, sum to p; at least one. None keeps all.
 
@@ -111,7 +114,13 @@ def shortlist(
         arXiv:1904.09751, eq. 2-3 (top-p).
     """
     logits = logits.astype(jnp.float32) / jnp.asarray(temperature, jnp.float32)
-    if top_k is not None and top_k < logits.shape[-1]:
+    vocab = logits.shape[-1]
+    if not is_concrete(top_k):
+        last = jnp.clip(top_k, 1, vocab) - 1
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        least = jax.lax.dynamic_index_in_dim(ordered, last, axis=-1)
+        logits = jnp.where(logits < least, NEG_INF, logits)
+    elif top_k is not None and top_k < vocab:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, NEG_INF, logits)
     if top_p is not None:
@@ -119,6 +128,7 @@ def shortlist(
         probabilities = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The first has nothing before it, so it is kept whatever p is.
-        kept = jnp.where(before < jnp.asarray(top_p, jnp.float32), ordered, jnp.inf)
+        below = (before <= 0) | (before < jnp.asarray(top_p, jnp.float32))
+        kept = jnp.where(below, ordered, jnp.inf)
         logits = jnp.where(logits < jnp.min(kept, axis=-1, keepdims=True), NEG_INF, logits)
     return logits

@@ -13,7 +13,15 @@ from attention_jax import masks
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._modules import arguments
-from attention_jax._modules.arguments import AnyMask, Features, Target, check_tokens, combine
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Target,
+    check_tokens,
+    combine,
+    embeddable,
+    vocabulary,
+)
 from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.policy import Remat, checkpoint_policy
@@ -133,11 +141,11 @@ class TransformerLM(Parts):
         Returns:
             `[*B, T, vocab]`.
         """
-        check_tokens("tokens", tokens)
         shape = np.shape(tokens)
         at = arguments.standing(query_positions, token_mask, shape)
         mask = arguments.token_mask("token_mask", token_mask, shape)
-        x = self._embed(tokens, at, deterministic)
+        check_tokens("tokens", tokens, vocabulary(self.embedding), mask)
+        x = self._embed(tokens, token_mask, at, deterministic)
         return self.logits(self.decoder(x, mask, deterministic, query_positions=at))
 
     @nn.nowrap
@@ -182,10 +190,10 @@ class TransformerLM(Parts):
         Returns:
             `[*B, T, vocab]` and the next cache.
         """
-        check_tokens("tokens", tokens)
         check_batch("tokens", tokens, cache, 1)
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
-        x = self._embed(tokens, at, deterministic)
+        check_tokens("tokens", tokens, vocabulary(self.embedding), valid)
+        x = self._embed(tokens, valid, at, deterministic)
         x, cache = self.decoder.with_cache(x, cache, valid=valid, deterministic=deterministic)
         return self.logits(x), cache
 
@@ -202,6 +210,7 @@ class TransformerLM(Parts):
             return self.embedding.attend(jnp.asarray(states))
         return self.output(jnp.asarray(states))
 
-    def _embed(self, tokens: Any, at: Any, deterministic: Flag) -> Array:
-        x = self.embedding(jnp.asarray(tokens)) * self.features**0.5
+    def _embed(self, tokens: Any, real: AnyMask, at: Any, deterministic: Flag) -> Array:
+        ids = embeddable(tokens, vocabulary(self.embedding), real)
+        x = self.embedding(ids) * self.features**0.5
         return self.dropout(self.places(x, at), deterministic=deterministic)

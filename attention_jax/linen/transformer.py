@@ -19,8 +19,10 @@ from attention_jax._modules.arguments import (
     Target,
     check_choice,
     check_tokens,
+    embeddable,
     standing,
     token_mask,
+    vocabulary,
 )
 from attention_jax._modules.caches import check_batch, first_cache, memory_shape
 from attention_jax._modules.flags import Flag
@@ -166,10 +168,10 @@ class Transformer(Parts):
         Returns:
             `[*B, S, features]`.
         """
-        check_tokens("source", source)
         at = standing(query_positions, source_mask, np.shape(source))
-        x = self._embed(self.source_embedding, source, deterministic, at)
         mask = token_mask("source_mask", source_mask, np.shape(source))
+        check_tokens("source", source, vocabulary(self.source_embedding), mask)
+        x = self._embed(self.source_embedding, source, source_mask, deterministic, at)
         return self.encoder(x, mask, deterministic, query_positions=at)
 
     def decode(
@@ -267,10 +269,10 @@ class Transformer(Parts):
         Returns:
             `[*B, T, target_vocab]` and the next cache.
         """
-        check_tokens("target", target)
         check_batch("target", target, cache, 1)
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
-        x = self._embed(self.target_embedding, target, deterministic, at)
+        check_tokens("target", target, vocabulary(self.target_embedding), valid)
+        x = self._embed(self.target_embedding, target, valid, deterministic, at)
         mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
         options = {"valid": valid, "deterministic": deterministic}
         x, cache = self.decoder.with_cache(x, cache, mask, **options)
@@ -363,8 +365,10 @@ class Transformer(Parts):
         inputs, options = self._both(source, target, source_mask, target_mask)
         return self.decoder.with_stats(*inputs, **options)[1]
 
-    def _embed(self, embedding: nn.Embed, ids: Any, deterministic: Flag, at: Any = None) -> Array:
-        x = embedding(jnp.asarray(ids)) * self.features**0.5
+    def _embed(
+        self, embedding: nn.Embed, ids: Any, real: AnyMask, deterministic: Flag, at: Any = None
+    ) -> Array:
+        x = embedding(embeddable(ids, vocabulary(embedding), real)) * self.features**0.5
         return self.dropout(self.places(x, at), deterministic=deterministic)
 
     def _inputs(
@@ -376,13 +380,10 @@ class Transformer(Parts):
         deterministic: Flag,
         at: Any = None,
     ) -> tuple[Any, ...]:
-        check_tokens("target", target)
-        x = self._embed(self.target_embedding, target, deterministic, at)
-        masks = (
-            token_mask("target_mask", target_mask, np.shape(target)),
-            token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),
-        )
-        return (x, memory, *masks)
+        mask = token_mask("target_mask", target_mask, np.shape(target))
+        check_tokens("target", target, vocabulary(self.target_embedding), mask)
+        x = self._embed(self.target_embedding, target, target_mask, deterministic, at)
+        return x, memory, mask, token_mask("memory_mask", memory_mask, np.shape(memory)[:-1])
 
     def _both(
         self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask

@@ -5,34 +5,38 @@ step computes one token.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
 from attention_jax._modules import generation
-from attention_jax._modules.arguments import AnyMask, Source
+from attention_jax._modules.arguments import AnyMask, Source, vocabulary
 from attention_jax._modules.generation import Ask, Draw, Task
 from attention_jax.nnx.language import TransformerLM
 from attention_jax.nnx.transformer import Transformer
 
 Model = Transformer | TransformerLM
-# As in `arguments`: what is no key gets an error made for the reader.
+# As in `arguments`: what does not fit gets an error made for the reader. Numbers may be traced.
 AnyKey = Annotated[Any, PRNGKeyArray]
+AnyId = Annotated[Any, int | None]
+AnyIds = Annotated[Any, int | Sequence[int] | None]
+AnyNumber = Annotated[Any, float | int | None]
+AnySize = Annotated[Any, int]
 
 
 def greedy_decode(
     model: Model,
     source: Source,
     *,
-    bos: int | None = None,
-    eos: int | None = None,
-    max_length: int,
+    bos: AnyId = None,
+    eos: AnyIds = None,
+    max_length: AnySize,
     source_mask: AnyMask = None,
-    pad: int = 0,
+    pad: AnyId = 0,
 ) -> Int[Array, "*B L"]:
     """The sentence that takes the likeliest token at each step.
 
@@ -44,22 +48,23 @@ def greedy_decode(
     Args:
         model: A `Transformer`, or a `TransformerLM` that continues `source`.
         source: Ids `[*B, S]`: a translation's source, or a language model's prompt.
-        bos: The id that begins every sentence; it is not part of the result. None for a language
-            model, which goes on after its prompt.
-        eos: The id that ends a sentence; it is part of the result. None, for a language model, is
-            no such id.
-        max_length: L, the most tokens to make.
+        bos: The id that begins every sentence, or one for each example `[*B]`; it is not part of
+            the result. None for a language model, which goes on after its prompt.
+        eos: The id that ends a sentence, or a sequence of ids any of which does; it is part of the
+            result. None, for a language model, is no such id.
+        max_length: L, the most tokens to make, an int: all other numbers may be traced.
         source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
             `Transformer`, a mask object. A prompt may be padded on either side.
-        pad: What stands after the end of a sentence; any number.
+        pad: What follows the end of a sentence; any integer.
 
     Returns:
         Ids `[*B, max_length]`, int32.
 
     Raises:
+        TypeError: If an id is not an integer, or `max_length` is traced.
         ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
-            `bos` or a known id of the source lies outside the vocabulary; what `source_mask`
-            hides may.
+            `bos`, `eos` or an id of the source is known and lies outside the vocabulary; what
+            `source_mask` hides may.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,14 +84,14 @@ def sample_decode(
     source: Source,
     key: AnyKey,
     *,
-    bos: int | None = None,
-    eos: int | None = None,
-    max_length: int,
-    temperature: float | int = 1.0,
-    top_k: int | None = None,
-    top_p: float | int | None = None,
+    bos: AnyId = None,
+    eos: AnyIds = None,
+    max_length: AnySize,
+    temperature: AnyNumber = 1.0,
+    top_k: AnyNumber = None,
+    top_p: AnyNumber = None,
     source_mask: AnyMask = None,
-    pad: int = 0,
+    pad: AnyId = 0,
 ) -> Int[Array, "*B L"]:
     """Sentences drawn token by token from the model's own probabilities, or a part of them.
 
@@ -99,10 +104,12 @@ def sample_decode(
         bos: As in `greedy_decode`.
         eos: As in `greedy_decode`.
         max_length: As in `greedy_decode`.
-        temperature: Positive; above 1 is more varied, below 1 less.
-        top_k: How many of the likeliest tokens may be drawn; None is all.
+        temperature: Positive; above 1 is more varied, below 1 less. A traced one that is not
+            positive takes the likeliest token.
+        top_k: How many of the likeliest tokens may be drawn; None is all. A traced one below 1 is
+            1.
         top_p: In (0, 1]: the likeliest tokens are kept until their probabilities sum to it; None is
-            all.
+            all. A traced one that is not positive keeps the likeliest token.
         source_mask: As in `greedy_decode`.
         pad: As in `greedy_decode`.
 
@@ -110,8 +117,8 @@ def sample_decode(
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        TypeError: If `key` is none.
-        ValueError: If an option is out of range, or an id as in `greedy_decode`.
+        TypeError: If `key` is none, an option is not a number, or as in `greedy_decode`.
+        ValueError: If an option is known and out of range, or as in `greedy_decode`.
 
     References:
         Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
@@ -127,13 +134,13 @@ def beam_decode(
     model: Model,
     source: Source,
     *,
-    bos: int | None = None,
-    eos: int,
-    max_length: int,
-    num_beams: int,
-    length_penalty: float | int = 0.6,
+    bos: AnyId = None,
+    eos: AnyIds,
+    max_length: AnySize,
+    num_beams: AnySize,
+    length_penalty: AnyNumber = 0.6,
     source_mask: AnyMask = None,
-    pad: int = 0,
+    pad: AnyId = 0,
 ) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
     """The likeliest sentences that a beam search finds.
 
@@ -147,8 +154,9 @@ def beam_decode(
         bos: As in `greedy_decode`.
         eos: As in `greedy_decode`.
         max_length: As in `greedy_decode`.
-        num_beams: M, how many beginnings are kept.
-        length_penalty: 0 leaves log-probabilities alone; larger values favour longer sentences.
+        num_beams: M, how many beginnings are kept, an int.
+        length_penalty: 0 leaves log-probabilities alone; larger values favour longer sentences. The
+            scores of a traced one that is negative are NaN.
         source_mask: As in `greedy_decode`.
         pad: As in `greedy_decode`.
 
@@ -156,19 +164,19 @@ def beam_decode(
         Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
 
     Raises:
-        ValueError: If an option is out of range, or an id as in `greedy_decode`.
+        TypeError: If an option is not a number, `num_beams` is traced, or as in `greedy_decode`.
+        ValueError: If an option is known and out of range, or as in `greedy_decode`.
 
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
     """
-    generation.check_beams(num_beams, length_penalty)
+    penalty = generation.check_beams(num_beams, length_penalty)
     task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    penalty = jnp.asarray(length_penalty, jnp.float32)
     return _beams(*nnx.split(model), task, num_beams, penalty)
 
 
 def _task(
-    model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: int
+    model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: Any
 ) -> Task:
     prompt = isinstance(model, TransformerLM)
     told = {
@@ -183,8 +191,7 @@ def _task(
 
 def _vocab(model: Model, name: str) -> int | None:
     # A model derived from ours may read its tokens in another way.
-    table = getattr(model, name, None)
-    return table.num_embeddings if isinstance(table, nnx.Embed) else None
+    return vocabulary(getattr(model, name, None))
 
 
 def _asking(model: Model) -> Ask:

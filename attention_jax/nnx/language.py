@@ -18,6 +18,8 @@ from attention_jax._modules.arguments import (
     Target,
     check_tokens,
     combine,
+    embeddable,
+    vocabulary,
 )
 from attention_jax._modules.caches import check_batch, first_cache
 from attention_jax._modules.flags import Flag
@@ -155,11 +157,11 @@ class TransformerLM(nnx.Module):
         Returns:
             `[*B, T, vocab]`.
         """
-        check_tokens("tokens", tokens)
         at = arguments.standing(query_positions, token_mask, np.shape(tokens))
         mask = arguments.token_mask("token_mask", token_mask, np.shape(tokens))
+        check_tokens("tokens", tokens, vocabulary(self.embedding), mask)
         flags = {"deterministic": deterministic, "rngs": rngs}
-        x = self._embed(tokens, at, **flags)
+        x = self._embed(tokens, token_mask, at, **flags)
         return self.logits(self.decoder(x, mask, query_positions=at, **flags))
 
     def new_cache(
@@ -209,11 +211,11 @@ class TransformerLM(nnx.Module):
         Returns:
             `[*B, T, vocab]` and the next cache.
         """
-        check_tokens("tokens", tokens)
         check_batch("tokens", tokens, cache, 1)
         flags = {"deterministic": deterministic, "rngs": rngs}
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
-        x = self._embed(tokens, at, **flags)
+        check_tokens("tokens", tokens, vocabulary(self.embedding), valid)
+        x = self._embed(tokens, valid, at, **flags)
         x, cache = self.decoder.with_cache(x, cache, valid=valid, **flags)
         return self.logits(x), cache
 
@@ -230,6 +232,7 @@ class TransformerLM(nnx.Module):
             return self.embedding.attend(jnp.asarray(states))
         return self.output(jnp.asarray(states))
 
-    def _embed(self, tokens: Any, at: Any, **flags: Any) -> Array:
-        x = self.embedding(jnp.asarray(tokens)) * self.features**0.5
+    def _embed(self, tokens: Any, real: AnyMask, at: Any, **flags: Any) -> Array:
+        ids = embeddable(tokens, vocabulary(self.embedding), real)
+        x = self.embedding(ids) * self.features**0.5
         return self.dropout(self.places(x, at), **flags)

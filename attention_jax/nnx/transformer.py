@@ -17,8 +17,10 @@ from attention_jax._modules.arguments import (
     Source,
     Target,
     check_tokens,
+    embeddable,
     standing,
     token_mask,
+    vocabulary,
 )
 from attention_jax._modules.caches import check_batch, first_cache, memory_shape
 from attention_jax._modules.flags import Flag
@@ -181,10 +183,10 @@ class Transformer(CrossAttentionViews):
             `[*B, S, features]`.
         """
         flags = {"deterministic": deterministic, "rngs": rngs}
-        check_tokens("source", source)
         at = standing(query_positions, source_mask, np.shape(source))
-        x = self._embed(self.source_embedding, source, at, **flags)
         mask = token_mask("source_mask", source_mask, np.shape(source))
+        check_tokens("source", source, vocabulary(self.source_embedding), mask)
+        x = self._embed(self.source_embedding, source, source_mask, at, **flags)
         return self.encoder(x, mask, query_positions=at, **flags)
 
     def decode(
@@ -289,11 +291,11 @@ class Transformer(CrossAttentionViews):
         Returns:
             `[*B, T, target_vocab]` and the next cache.
         """
-        check_tokens("target", target)
         check_batch("target", target, cache, 1)
         flags = {"deterministic": deterministic, "rngs": rngs}
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
-        x = self._embed(self.target_embedding, target, at, **flags)
+        check_tokens("target", target, vocabulary(self.target_embedding), valid)
+        x = self._embed(self.target_embedding, target, valid, at, **flags)
         mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
         x, cache = self.decoder.with_cache(x, cache, mask, valid=valid, **flags)
         return self.logits(x), cache
@@ -344,17 +346,16 @@ class Transformer(CrossAttentionViews):
         flags["query_positions"] = target_positions
         return self.decode(target, memory, target_mask, memory_mask, **flags)
 
-    def _embed(self, embedding: nnx.Embed, ids: Any, at: Any = None, **flags: Any) -> Array:
-        x = embedding(jnp.asarray(ids)) * self.features**0.5
+    def _embed(
+        self, embedding: nnx.Embed, ids: Any, real: AnyMask, at: Any = None, **flags: Any
+    ) -> Array:
+        x = embedding(embeddable(ids, vocabulary(embedding), real)) * self.features**0.5
         return self.dropout(self.places(x, at), **flags)
 
     def _inputs(
         self, target: Any, memory: Any, target_mask: Any, memory_mask: Any, flags: Any, at: Any
     ) -> tuple[Any, ...]:
-        check_tokens("target", target)
-        x = self._embed(self.target_embedding, target, at, **flags)
-        masks = (
-            token_mask("target_mask", target_mask, np.shape(target)),
-            token_mask("memory_mask", memory_mask, np.shape(memory)[:-1]),
-        )
-        return (x, memory, *masks)
+        mask = token_mask("target_mask", target_mask, np.shape(target))
+        check_tokens("target", target, vocabulary(self.target_embedding), mask)
+        x = self._embed(self.target_embedding, target, target_mask, at, **flags)
+        return x, memory, mask, token_mask("memory_mask", memory_mask, np.shape(memory)[:-1])

@@ -15,8 +15,8 @@ class Made:
         given: What functions of a model take first: the model, in Linen with its variables.
     """
 
-    def __init__(self, flavour, make, change=None):
-        twin = nnx.jit(lambda: make(modules, rngs=nnx.Rngs(0)))()
+    def __init__(self, flavour, make, change=None, seed=0):
+        twin = nnx.jit(lambda: make(modules, rngs=nnx.Rngs(seed)))()
         if change is not None:
             change(twin)
         self.library, self.model, self.given = modules, twin, (twin,)

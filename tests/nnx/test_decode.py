@@ -296,7 +296,7 @@ def test_ids_that_nobody_sees_may_be_any():
     real = strange < 50
     asked(real)
     generation.task(
-        SOURCE, None, bos=BOS, eos=50, pad=-1, length=2, prompt=False, source_vocab=50,
+        SOURCE, None, bos=BOS, eos=49, pad=-1, length=2, prompt=False, source_vocab=50,
         target_vocab=50,
     )  # fmt: skip
     asked(aj.masks.padding(jnp.array([SOURCE.shape[-1] - 1] * SOURCE.shape[0])))
