@@ -1,8 +1,8 @@
 """Every pattern and every sub-quadratic family, at one size, as a function and as a layer.
 
-A size is a length T and a ``reach``: about how many keys a query looks at. Patterns are masks over
-exact attention; families are other computations. `MAKERS` has each as a function of query, key and
-value to time; `layer` has it as options of a Transformer layer to train.
+A size is a length T and a ``reach``: about how many keys a query attends to. Patterns are masks
+over exact attention; families are other computations. `MAKERS` has each as a function of query, key
+and value to time; `layer` has it as options of a Transformer layer to train.
 """
 
 import functools
@@ -17,6 +17,7 @@ import numpy as np
 import attention_jax as aj
 from attention_jax import masks, nnx, subquadratic
 from attention_jax.masks import Mask
+from attention_jax.testing import reference_subquadratic as references
 
 Function = Callable[..., Any]
 KEY = jax.random.key(7)
@@ -119,7 +120,7 @@ def arguments(
 
 
 def layer(name: str, length: int, reach: int, head_depth: int) -> Callable[[int], dict[str, Any]]:
-    """Return the options that make a `TransformerEncoderLayer` look this way, by its number.
+    """Return the options of a `TransformerEncoderLayer` with this attention, by its number.
 
     Random choices differ from layer to layer; "axial" takes one axis of the grid after the other.
     """
@@ -160,6 +161,60 @@ def layer(name: str, length: int, reach: int, head_depth: int) -> Callable[[int]
         return {"attention": families[name](key)} if name in families else {}
 
     return options
+
+
+def fault(name: str, out: Any, given: tuple[Any, ...], reach: int) -> str | None:
+    """Return how ``out`` differs from float64 NumPy, or None.
+
+    Args:
+        name: one of `MAKERS`.
+        out: the result of its function for ``given``, at a moderate length.
+        given: as of `arguments`.
+        reach: as of `arguments`.
+    """
+    wanted = _expected(name, *given, reach=reach)
+    error = float(np.max(np.abs(np.asarray(out, np.float64) - wanted)) / np.max(np.abs(wanted)))
+    # float32, sums of some hundred terms; the pseudo-inverse divides by small numbers
+    within = error <= (1e-2 if name == "nystrom" else 1e-4)
+    return None if within else f"out is off by {error:.1e} of its largest entry"
+
+
+def _expected(name: str, query: Any, key: Any, value: Any, *extra: Any, reach: int) -> np.ndarray:
+    length = query.shape[1]
+    qkv, seen = (query, key, value), np.ones((1, length), bool)
+    if name == "full":
+        return references.dense(*qkv, True)
+    if name in PATTERNS:
+        mask = PATTERNS[name](length, reach, KEY).to_array(length, length)
+        return references.dense(*qkv, np.asarray(mask))
+    if name.startswith("linear"):
+        return references.linear(*qkv, True, functools.partial(_features, name, length))
+    if name == "lsh":  # one bucket of all tokens, at this length
+        buckets = np.zeros((1, 1, query.shape[2], length), int)
+        return references.lsh(query, value, True, buckets, length)
+    if name == "routed":
+        return references.routed(*qkv, seen, reach // 4, 4, causal=False)
+    if name == "nystrom":
+        count, inverse = landmarks(reach), references.newton_inverse
+        return references.nystrom(*qkv, seen, count, inverse=inverse)
+    if name == "memory-compressed":
+        return references.memory_compressed(*qkv, seen, True, COMPRESSION)
+    heads = query.shape[2]
+    return references.low_rank(*qkv, seen, *(np.stack([np.asarray(x)] * heads) for x in extra))
+
+
+def _features(name: str, length: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    if name == "linear-elu":
+        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+    if name == "linear-favor":
+        x = x * x.shape[-1] ** -0.25
+        projection = np.asarray(favor(x.shape[-1]).projection, np.float64)
+        return np.exp(x @ projection.T - (x**2).sum(-1, keepdims=True) / 2)
+    x = np.maximum(x, 0)
+    if name == "linear-relu":
+        return x + 1e-3
+    angle = np.pi * positions[:, None] / (2 * length)
+    return np.concatenate([x * np.cos(angle), x * np.sin(angle)], axis=-1)
 
 
 def pairs(name: str, length: int, reach: int) -> dict[str, float] | None:

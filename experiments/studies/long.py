@@ -158,7 +158,7 @@ def _check(options: Long) -> dict[str, str | None]:
     """Return what is wrong with each pattern and family, None for nothing."""
     import jax
 
-    from experiments import families, families_check
+    from experiments import families
     from experiments.compiling import all_at_once, compiler_options
 
     found: dict[str, str | None] = dict.fromkeys(options.names)
@@ -168,7 +168,7 @@ def _check(options: Long) -> dict[str, str | None]:
         given = families.arguments(name, _CHECKED, reach, heads=2, depth=depth, seed=1)
         function = families.MAKERS[name](_CHECKED, reach, depth)
         out = jax.jit(function, compiler_options=compiler_options(runs_little=True))(*given)
-        found[name] = families_check.check(name, out, given, reach)
+        found[name] = families.fault(name, out, given, reach)
 
     all_at_once([functools.partial(one, name) for name in options.names])
     return found

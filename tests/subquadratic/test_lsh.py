@@ -7,7 +7,7 @@ import pytest
 from attention_jax import masks
 from attention_jax import subquadratic as sq
 from attention_jax.subquadratic import lsh
-from tests.subquadratic import oracles
+from attention_jax.testing import reference_subquadratic as oracles
 
 B, T, N, K, H, V = 2, 11, 4, 2, 3, 5
 RNG = np.random.default_rng(8)

@@ -5,7 +5,7 @@ import pytest
 
 from attention_jax import masks
 from attention_jax import subquadratic as sq
-from tests.subquadratic import oracles
+from attention_jax.testing import reference_subquadratic as oracles
 
 B, T, S, N, K, H, V = 2, 7, 11, 4, 2, 3, 5
 RNG = np.random.default_rng(10)

@@ -1,24 +1,32 @@
-"""Reference implementations of all families in float64 NumPy, one query at a time."""
+"""References of the sub-quadratic families: float64 NumPy, one query at a time.
+
+Arrays are `[B, T, N, H]` and `[B, S, K, H or V]`, as for `attend`; `allowed` broadcasts to
+`[B, N, T, S]`, `seen` is `[B, S]`, the keys that are not padding. A query without keys gets 0.
+"""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+Numbers = Any  # what np.asarray takes
+RowFunction = Callable[[int, int, int, int, np.ndarray], Any]
 
-def wide(*arrays):
+
+def wide(*arrays: Numbers) -> list[np.ndarray]:
+    """Return arrays in float64."""
     return [np.asarray(x, np.float64) for x in arrays]
 
 
-def softmax(x):
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis."""
     p = np.exp(x - x.max(-1, keepdims=True))
     return p / p.sum(-1, keepdims=True)
 
 
-def rows(query, key, value, allowed, row):
-    """Calls `row(q, head, indices of visible keys) -> out` per query; empty rows are 0.
-
-    Arrays are `[B, T, N, H]`, `allowed` broadcasts to `[B, N, T, S]`.
-    """
+def rows(query: np.ndarray, value: np.ndarray, allowed: Numbers, row: RowFunction) -> np.ndarray:
+    """Return `row(b, t, n, key/value head, indices of the visible keys)` of each query."""
     B, T, N, _ = query.shape
     S, K, V = value.shape[1:]
     allowed = np.broadcast_to(allowed, (B, N, T, S))
@@ -26,53 +34,80 @@ def rows(query, key, value, allowed, row):
     for b, t, n in np.ndindex(B, T, N):
         (seen,) = np.nonzero(allowed[b, n, t])
         if len(seen):
-            kv = n // (N // K)
-            out[b, t, n] = row(b, t, n, kv, seen)
+            out[b, t, n] = row(b, t, n, n // (N // K), seen)
     return out
 
 
-def dense(query, key, value, allowed, scale=None):
+def dense(
+    query: Numbers, key: Numbers, value: Numbers, allowed: Numbers, scale: Any = None
+) -> np.ndarray:
+    """Return softmax attention over the allowed pairs; the scale is 1/√H by default."""
     query, key, value = wide(query, key, value)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
-    def row(b, t, n, kv, seen):
+    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> np.ndarray:
         return softmax(scale * key[b, seen, kv] @ query[b, t, n]) @ value[b, seen, kv]
 
-    return rows(query, key, value, allowed, row)
+    return rows(query, value, allowed, row)
 
 
-def linear(query, key, value, allowed, features, start=0):
-    """`features(x [length, H], positions) -> [length, F]`."""
+def linear(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    allowed: Numbers,
+    features: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    start: int = 0,
+) -> np.ndarray:
+    """Return Σ φ(q)·φ(k) v over Σ φ(q)·φ(k); `features(x [length, H], positions)`."""
     query, key, value = wide(query, key, value)
 
-    def row(b, t, n, kv, seen):
+    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
         q = features(query[b, t : t + 1, n], np.array([t + start]))
         weights = (features(key[b, seen, kv], seen) @ q.T)[:, 0]
         total = weights.sum()
         return weights @ value[b, seen, kv] / total if total else 0.0
 
-    return rows(query, key, value, allowed, row)
+    return rows(query, value, allowed, row)
 
 
-def low_rank(query, key, value, seen, down_key, down_value):
-    """`seen` bool `[B, S]`; projections `[K, M, S]`."""
+def low_rank(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    seen: Numbers,
+    down_key: Numbers,
+    down_value: Numbers,
+) -> np.ndarray:
+    """Return softmax attention to projected keys; the projections are `[K, M, S]`."""
     query, key, value, down_key, down_value = wide(query, key, value, down_key, down_value)
 
-    def row(b, t, n, kv, at):
+    def row(b: int, t: int, n: int, kv: int, at: np.ndarray) -> np.ndarray:
         enters = (down_key[kv][:, at] != 0).any(-1)
         keys = (down_key[kv][:, at] @ key[b, at, kv])[enters]
         values = (down_value[kv][:, at] @ value[b, at, kv])[enters]
         return softmax(keys @ query[b, t, n] / math.sqrt(query.shape[-1])) @ values
 
-    return rows(query, key, value, seen[:, None, None, :], row)
+    return rows(query, value, seen[:, None, None, :], row)
 
 
-def memory_compressed(query, key, value, seen, allowed, stride, kernels=None):
-    """`seen` bool `[B, S]`; `allowed` bool `[B, 1, T, S]`, including causal order."""
+def memory_compressed(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    seen: Numbers,
+    allowed: Numbers,
+    stride: int,
+    kernels: Sequence[Numbers] | None = None,
+) -> np.ndarray:
+    """Return softmax attention to runs of `stride` keys, their mean or their convolution.
+
+    A run is visible where all its keys are allowed; `allowed` includes causal order.
+    """
     query, key, value = wide(query, key, value)
     S, real = key.shape[1], seen
 
-    def row(b, t, n, kv, seen):
+    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
         keys, values = [], []
         for start in range(0, S, stride):
             members = [s for s in range(start, min(start + stride, S)) if real[b, s]]
@@ -82,7 +117,7 @@ def memory_compressed(query, key, value, seen, allowed, stride, kernels=None):
                 keys.append(key[b, members, kv].mean(0))
                 values.append(value[b, members, kv].mean(0))
             else:
-                w_key, w_value = (np.asarray(w, np.float64) for w in kernels)
+                w_key, w_value = wide(*kernels)
                 keys.append(sum(key[b, s, kv] @ w_key[s - start] for s in members))
                 values.append(sum(value[b, s, kv] @ w_value[s - start] for s in members))
         if not keys:
@@ -90,11 +125,29 @@ def memory_compressed(query, key, value, seen, allowed, stride, kernels=None):
         weights = softmax(np.stack(keys) @ query[b, t, n] / math.sqrt(query.shape[-1]))
         return weights @ np.stack(values)
 
-    return rows(query, key, value, allowed, row)
+    return rows(query, value, allowed, row)
 
 
-def nystrom(query, key, value, seen, count, asks=None, inverse=np.linalg.pinv):
-    """`seen` bool `[B, S]`; `asks` bool `[B, T]`, the queries that make landmarks."""
+def newton_inverse(matrix: np.ndarray) -> np.ndarray:
+    """Return the pseudo-inverse by the six steps of iteration that Nyström attention takes."""
+    z = matrix.T / np.abs(matrix).sum(0).max() / np.abs(matrix).sum(1).max()
+    one = np.eye(len(matrix))
+    for _ in range(6):
+        p = matrix @ z
+        z = z @ (13 * one - p @ (15 * one - p @ (7 * one - p))) / 4
+    return z
+
+
+def nystrom(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    seen: Numbers,
+    count: int,
+    asks: np.ndarray | None = None,
+    inverse: Callable[[np.ndarray], np.ndarray] = np.linalg.pinv,
+) -> np.ndarray:
+    """Return the product of three softmaxes; `asks` `[B, T]` are the queries of the landmarks."""
     query, key, value = wide(query, key, value)
     B, T, N, H = query.shape
     K, V = value.shape[2:]
@@ -112,20 +165,31 @@ def nystrom(query, key, value, seen, count, asks=None, inverse=np.linalg.pinv):
     return out
 
 
-def means(x, count):
+def means(x: np.ndarray, count: int) -> np.ndarray:
+    """Return the means of `count` runs of rows."""
     count = min(count, len(x))
     run = np.arange(len(x)) * count // len(x)
     return np.stack([x[run == i].mean(0) for i in range(count)])
 
 
-def hash_buckets(query, directions):
-    """`query [B, T, N, H]`, `directions [R, N, H, half]`: buckets `[R, B, N, T]`."""
+def hash_buckets(query: Numbers, directions: Numbers) -> np.ndarray:
+    """Return the buckets `[R, B, N, T]` of `query` by `directions` `[R, N, H, half]`."""
     along = np.einsum("btnh,rnhd->rbntd", *wide(query, directions))
     return np.concatenate([along, -along], -1).argmax(-1)
 
 
-def lsh(query, value, allowed, buckets, window, normalize=True):
-    """`buckets [R, B, N, T]`; `allowed` includes each token's own key."""
+def lsh(
+    query: Numbers,
+    value: Numbers,
+    allowed: Numbers,
+    buckets: np.ndarray,
+    window: int,
+    normalize: bool = True,
+) -> np.ndarray:
+    """Return attention to the other tokens of the buckets `[R, B, N, T]`, to itself if alone.
+
+    `allowed` includes each token's own key.
+    """
     query, value = wide(query, value)
     B, T, N, H = query.shape
     allowed = np.broadcast_to(allowed, (B, N, T, T))
@@ -133,10 +197,10 @@ def lsh(query, value, allowed, buckets, window, normalize=True):
     value = np.repeat(value, N // value.shape[2], axis=2)
     real = allowed.any(axis=2)
 
-    def row(b, t, n, kv, seen):
+    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
         chosen = set()
         for bucket in buckets[:, b, n]:
-            # Tokens of the bucket: those that may be seen, by index, and the others behind them.
+            # Tokens of the bucket: the visible ones by index, and the others behind them.
             inside = [s for s in range(T) if bucket[s] == bucket[t]]
             order = sorted(inside, key=lambda s: (not real[b, n, s], s))
             here = order.index(t)
@@ -147,11 +211,19 @@ def lsh(query, value, allowed, buckets, window, normalize=True):
         weights = softmax(key[b, others, n] @ query[b, t, n] / math.sqrt(H))
         return weights @ value[b, others, n]
 
-    return rows(query, key, value, allowed, row)
+    return rows(query, value, allowed, row)
 
 
-def routed(query, key, value, seen, size, count, causal):
-    """`seen` bool `[B, S]`; T = S in causal order."""
+def routed(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    seen: Numbers,
+    size: int,
+    count: int,
+    causal: bool,
+) -> np.ndarray:
+    """Return attention to the `count` blocks whose means score best; T = S in causal order."""
     query, key, value = wide(query, key, value)
     B, T, N, _ = query.shape
     S, K = key.shape[1:3]
