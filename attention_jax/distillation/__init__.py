@@ -1,8 +1,8 @@
-"""Teaching a small model what a large one knows: its logits, its states, where it looks.
+"""Knowledge distillation: losses on logits, hidden states, attention weights and value relations.
 
-    loss = hard labels + λ · logit_distillation + μ · mean of attention_divergence
+    loss = cross-entropy + λ · logit_distillation + μ · mean of attention_divergence
 
-Teachers come first among the arguments, and get no gradient unless asked.
+The teacher is the first argument, and has no gradient unless `teacher_gradient` is set.
 """
 
 from attention_jax.distillation.divergence import attention_divergence as attention_divergence

@@ -1,4 +1,4 @@
-"""How far a student's attention is from a teacher's, without either map.
+"""Divergences between the attention weights of a teacher and a student, in O(T + S) memory.
 
 D_t = Σ_s f(p_ts, q_ts),   p = softmax of the teacher's logits, q = of the student's
 """
@@ -18,8 +18,8 @@ from attention_jax._core.numerics import precision_of_products, stats_dtype, wid
 from attention_jax._core.term import Term
 from attention_jax._modules.arguments import AnyMask
 from attention_jax.attend import make_request
+from attention_jax.distillation.head_divergence import Facts, divergence_of_head
 from attention_jax.distillation.pairing import pair_up, shares
-from attention_jax.distillation.rows import Facts, divergence_of_head
 from attention_jax.distillation.terms import check_kind, log_of, terms
 from attention_jax.kernels.once import is_once, tiling_or_once
 from attention_jax.kernels.problem import block_kinds, lower
@@ -180,7 +180,7 @@ def _every_head(
         )
     known = isinstance(union, np.ndarray)
     pairs = pair_up((own, layout), (its, teacher.layout), heads, share)
-    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block, None)
+    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block)
 
     def one(parts: tuple[Any, Any]) -> Array:
         pairs, traced = parts
@@ -191,7 +191,7 @@ def _every_head(
 
 
 def _joined(kinds: Any, rank: int) -> Any:
-    """Kinds of blocks for all heads: `[nT, nS]`, or traced `[*#B, 1, nT, nS]`."""
+    """Kinds of blocks joined over heads: `[nT, nS]`, or traced `[*#B, 1, nT, nS]`."""
     if isinstance(kinds, np.ndarray):
         return kinds
     least, most = jnp.min(kinds, (rank, rank + 1)), jnp.max(kinds, (rank, rank + 1))
@@ -199,7 +199,7 @@ def _joined(kinds: Any, rank: int) -> Any:
 
 
 def _union(a: Any, b: Any) -> Any:
-    """Whole where both are, skipped where both are, else to look into."""
+    """Full if both are full, empty if both are empty, else partial."""
     xp = np if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) else jnp
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
@@ -214,18 +214,18 @@ def _one_kind(least: Any, most: Any, xp: Any) -> Any:
 def divergence(
     teacher: Float[AnyArray, "*batch S"], student: Float[AnyArray, "*batch S"], *, kind: str = "kl"
 ) -> Float[Array, "*batch"]:
-    """The same divergences between distributions that are there already, over the last axis.
+    """Divergence between given distributions, over the last axis.
 
-        kl = Σ_s p ln(p / q), and so on: see `attention_divergence`
+        kl = Σ_s p ln(p / q); the other kinds are those of `attention_divergence`
 
     Args:
-        teacher: probabilities `[..., S]`; it gets no gradient.
+        teacher: probabilities `[..., S]`, without a gradient.
         student: probabilities `[..., S]`.
         kind: "kl", "reverse_kl", "js" or "cross_entropy".
 
     Returns:
-        `[...]`, float32 at least: terms are 0 where the weight in front is 0, with gradient 0, and
-        +inf where only the weight behind is. A row of zeros, on either side, compares to 0.
+        `[...]`, float32 at least. A term is 0, with gradient 0, if its factor is 0, and +inf if
+        only the other probability is 0. If either row is all zeros, the divergence is 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -239,7 +239,8 @@ def divergence(
         check_floating(name, as_array(name, x))
     if teacher.shape != student.shape:
         raise ValueError(
-            f"teacher {list(teacher.shape)} and student {list(student.shape)} must have one shape"
+            f"teacher {list(teacher.shape)} and student {list(student.shape)} must have the same "
+            "shape"
         )
     dtype = stats_dtype(teacher.dtype, student.dtype)
     p, q = (widen(x).astype(dtype) for x in (teacher, student))

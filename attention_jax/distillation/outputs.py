@@ -1,4 +1,4 @@
-"""What else a student learns from: a teacher's logits, its hidden states, how its values relate."""
+"""Distillation losses on logits, hidden states and value relations."""
 
 from typing import Annotated, Any
 
@@ -30,23 +30,23 @@ def logit_distillation(
     where: Where | None = None,
     teacher_gradient: bool = False,
 ) -> Float[Array, ""]:
-    """Soft targets: the divergence of softened predictions, times the squared temperature.
+    """KL divergence between softened predictions, times the squared temperature.
 
-        loss = τ² · mean over the rest of Σ_classes p ln(p / q)
+        loss = τ² · mean over *B of Σ_classes p ln(p / q)
         p = softmax(teacher / τ),  q = softmax(student / τ)
 
-    The gradient by a logit falls with 1/τ², which τ² undoes: the loss keeps its weight beside one
-    on hard labels, whatever the temperature. The sum is over classes, the mean over all else.
+    Gradients with respect to logits scale as 1/τ²; the factor τ² keeps their size independent of
+    the temperature.
 
     Args:
-        teacher_logits: `[*B, classes]`; a logit of -inf is a class that cannot be.
+        teacher_logits: `[*B, classes]`; a logit of -inf excludes its class.
         student_logits: `[*B, classes]`.
         temperature: τ, positive.
-        where: bool, broadcastable to `[*B]`: the positions that count, for the mean too.
-        teacher_gradient: whether the teacher gets gradients.
+        where: bool, broadcastable to `[*B]`: the positions that the mean includes.
+        teacher_gradient: whether to differentiate with respect to the teacher.
 
     Returns:
-        A scalar, float32 at least; 0 where nothing counts.
+        A scalar, float32 at least; 0 if no position is included.
 
     Raises:
         ValueError: shapes that differ, a temperature that is not positive.
@@ -71,7 +71,7 @@ def logit_distillation(
     if teacher_logits.shape != student_logits.shape or teacher_logits.ndim < 1:
         raise ValueError(
             f"teacher_logits {list(teacher_logits.shape)} and student_logits "
-            f"{list(student_logits.shape)} must have one shape, [*B, classes]"
+            f"{list(student_logits.shape)} must have the same shape [*B, classes]"
         )
     if is_concrete(temperature) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
@@ -79,7 +79,7 @@ def logit_distillation(
         teacher_logits = jax.lax.stop_gradient(jnp.asarray(teacher_logits))
     dtype = stats_dtype(teacher_logits.dtype, student_logits.dtype)
     both = [widen(x).astype(dtype) for x in (teacher_logits, student_logits)]
-    if where is not None:  # before the softmax: what does not count may be NaN
+    if where is not None:  # before the softmax: excluded positions may be NaN
         both = [jnp.where(_rows_where(where, x.shape[:-1])[..., None], x, 0) for x in both]
     log_p, log_q = (_log_softmax(x / temperature) for x in both)
     rows = jnp.sum(terms("kl", log_p, log_q).value, axis=-1)
@@ -100,7 +100,7 @@ def hidden_state_transfer(
     where: Where | None = None,
     teacher_gradient: bool = False,
 ) -> Float[Array, ""]:
-    """The distance of the student's states, carried into the teacher's space, from the teacher's.
+    """Distance between the teacher's hidden states and the projected states of the student.
 
         mse     mean of (student W - teacher)²
         cosine  mean of 1 - cos(student W, teacher)
@@ -108,16 +108,16 @@ def hidden_state_transfer(
     Args:
         teacher_states: `[*B, Dt]`, batch and length in front.
         student_states: `[*B, Ds]`.
-        projection: W `[Ds, Dt]`, learned with the student; None where the widths agree.
+        projection: W `[Ds, Dt]`, trained with the student; None if Ds = Dt.
         kind: "mse" or "cosine".
-        where: bool, broadcastable to `[*B]`: the positions that count.
-        teacher_gradient: whether the teacher gets gradients.
+        where: bool, broadcastable to `[*B]`: the positions that the mean includes.
+        teacher_gradient: whether to differentiate with respect to the teacher.
 
     Returns:
-        A scalar, float32 at least; 0 where nothing counts.
+        A scalar, float32 at least; 0 if no position is included.
 
     Raises:
-        ValueError: widths that differ without a projection, a projection that does not fit.
+        ValueError: different widths without a projection, a projection of another shape.
 
     References:
         Jiao et al. 2020, "TinyBERT", arXiv:1909.10351, eq. 8.
@@ -145,13 +145,13 @@ def hidden_state_transfer(
     if not teacher_gradient:
         teacher_states = jax.lax.stop_gradient(jnp.asarray(teacher_states))
     dtype = stats_dtype(teacher_states.dtype, student_states.dtype)
-    if where is not None:  # before any product: what does not count may be NaN
+    if where is not None:  # before any product: excluded positions may be NaN
         teacher_states, student_states = (
             jnp.where(_rows_where(where, x.shape[:-1])[..., None], x, jnp.ones((), x.dtype))
             for x in (teacher_states, student_states)
         )
-    mapped = student_states if projection is None else matmul(student_states, projection)
-    ours, theirs = widen(mapped).astype(dtype), widen(teacher_states).astype(dtype)
+    projected = student_states if projection is None else matmul(student_states, projection)
+    ours, theirs = widen(projected).astype(dtype), widen(teacher_states).astype(dtype)
     if kind == "mse":
         return _mean(jnp.mean((ours - theirs) ** 2, axis=-1), where)
     return _mean(1 - jnp.sum(_unit(ours) * _unit(theirs), axis=-1), where)
@@ -171,27 +171,26 @@ def value_relation(
     student_mask: AnyMask = None,
     **options: Any,
 ) -> Float[Array, "*B N T"]:
-    """How differently the two models' values relate to one another.
+    """Divergence between the value relations of teacher and student.
 
         D_t = KL( softmax_s(v_t · v_s / √V) of the teacher || of the student )
 
-    Widths may differ, since values are compared with values only. A model may be cut into heads
-    anew for it, so that heads need not agree either.
+    V may differ between the models, and with `relation_heads` the numbers of heads may differ too.
 
     Args:
         teacher_value: `[*B, T, M, V]`.
         student_value: `[*B, T, N, V]`.
-        relation_heads: cut both into this many heads; None compares heads as they are.
-        teacher_mask: which pairs count, as `mask` in `attend`; padding, say.
+        relation_heads: the number of heads to split both values into; None keeps their heads.
+        teacher_mask: visible pairs, as `mask` of `attend`; for padding, commonly.
         student_mask: the same for the student.
-        **options: `kind`, `head_map`, `teacher_gradient`, `block_size`, `precision`, as in
+        **options: `kind`, `head_map`, `teacher_gradient`, `block_size` and `precision` of
             `attention_divergence`.
 
     Returns:
-        `[*B, N, T]`, N the relation heads if given.
+        `[*B, N, T]`, N the number of relation heads if given.
 
     Raises:
-        ValueError: a width that is no multiple of `relation_heads`; else as
+        ValueError: a width that is not a multiple of `relation_heads`; and as in
             `attention_divergence`.
 
     References:
@@ -199,7 +198,7 @@ def value_relation(
         Wang et al. 2021, "MiniLMv2", arXiv:2012.15828, §3.1 (relation heads).
     """
     teacher_value, student_value = (
-        _cut_anew(name, x, relation_heads)
+        _split_anew(name, x, relation_heads)
         for name, x in (("teacher_value", teacher_value), ("student_value", student_value))
     )
     return attention_divergence(
@@ -211,7 +210,7 @@ def value_relation(
     )
 
 
-def _cut_anew(name: str, x: Any, heads: int | None) -> Any:
+def _split_anew(name: str, x: Any, heads: int | None) -> Any:
     check_floating(name, as_array(name, x))
     if x.ndim < 3:
         raise ValueError(f"{name} must be [*B, T, N, V], got {list(x.shape)}")
@@ -219,7 +218,7 @@ def _cut_anew(name: str, x: Any, heads: int | None) -> Any:
         return x
     width = x.shape[-1] * x.shape[-2]
     if width % check_count("relation_heads", heads, 1):
-        raise ValueError(f"{name}: width {width} (N·V) is no multiple of relation_heads {heads}")
+        raise ValueError(f"{name}: width {width} (N·V) is not a multiple of relation_heads {heads}")
     return x.reshape(*x.shape[:-2], heads, width // heads)
 
 
@@ -230,7 +229,7 @@ def _rows_where(where: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _mean(rows: Array, where: Any) -> Array:
-    """The mean over what counts; 0 where nothing does."""
+    """The mean over the included positions; 0 without any."""
     if where is None:
         return jnp.sum(rows) / max(rows.size, 1)
     counts = _rows_where(where, rows.shape)

@@ -1,10 +1,10 @@
-"""Which of the teacher's heads each head of the student learns from.
+"""The targets of the student's heads: averages over teacher heads.
 
     p_n(t, s) = Σ_m a_nm p_m(t, s),   Σ_m a_nm = 1
 
-With as many heads, head n learns from head n. With more, the student's head learns from the mean of
-its share of the teacher's; with fewer, several heads learn from one. A map `a [N, M]` says it
-otherwise, and may be learned.
+With equal numbers of heads, the target of head n is head n. If the teacher has more, it is the mean
+of M / N adjacent heads; if it has fewer, N / M student heads share a target. Otherwise `a [N, M]`
+is given, possibly learned.
 """
 
 from typing import Any, NamedTuple
@@ -21,12 +21,12 @@ from attention_jax.kernels.problem import Problem
 
 
 class Pairs(NamedTuple):
-    """The student's problem and the teacher's, side by side, behind the axes `[*B, N]`.
+    """The student's problem and the teacher's, with leading axes `[*B, N]`.
 
     Attributes:
         student: leaves `[*#B, #N, ...]`.
-        teacher: leaves `[*#B, #N, #M, ...]`: M heads for each of the student's.
-        share: the teacher's heads' shares `[..., N, M]`; None for a single head.
+        teacher: leaves `[*#B, #N, #M, ...]`, M teacher heads for each student head.
+        share: weights of the teacher heads `[..., N, M]`; None for M = 1.
     """
 
     student: Problem
@@ -35,7 +35,7 @@ class Pairs(NamedTuple):
 
 
 def shares(head_map: Any, students: int, teachers: int) -> tuple[np.ndarray, Any]:
-    """The teacher's heads `[N, M]` for each of the student's, and their shares `[N, M]` or None."""
+    """Indices of the teacher heads `[N, M]` of each student head; their weights, or None."""
     if head_map is not None:
         return np.tile(np.arange(teachers), (students, 1)), _checked(head_map, students, teachers)
     if students % teachers == 0:
@@ -44,8 +44,9 @@ def shares(head_map: Any, students: int, teachers: int) -> tuple[np.ndarray, Any
         heads = np.arange(teachers).reshape(students, -1)
         return heads, np.full(heads.shape, 1 / heads.shape[1], np.float32)
     raise ValueError(
-        f"the teacher's heads ({teachers}) and the student's ({students}) are no multiples of one "
-        "another: give head_map, [student heads, teacher heads], whose rows sum to 1"
+        f"neither of the numbers of heads of teacher ({teachers}) and student ({students}) is a "
+        "multiple of the other: give head_map, [student heads, teacher heads], with rows that sum "
+        "to 1"
     )
 
 
@@ -60,9 +61,9 @@ def _checked(head_map: Any, students: int, teachers: int) -> Any:
         weights = np.asarray(head_map, np.float64)
         if (weights < 0).any() or not np.allclose(weights.sum(1), 1, atol=1e-2):
             raise ValueError(
-                "head_map must hold weights: none negative, and every row summing to 1, here "
-                f"{np.round(weights.sum(1), 4).tolist()} with least entry {weights.min():.4g}; "
-                "take the softmax of what is learned"
+                "head_map must be non-negative, with every row summing to 1; got sums "
+                f"{np.round(weights.sum(1), 4).tolist()} and a smallest entry of "
+                f"{weights.min():.4g}: apply a softmax to learned logits"
             )
     return head_map
 
@@ -70,17 +71,16 @@ def _checked(head_map: Any, students: int, teachers: int) -> Any:
 def pair_up(
     student: tuple[Problem, Layout], teacher: tuple[Problem, Layout], heads: np.ndarray, share: Any
 ) -> Pairs:
-    """Puts the two problems, with leading axes `[*B, K, G]`, side by side.
+    """Pairs two problems with leading axes `[*B, K, G]`.
 
     Args:
-        student: the problem and its sizes.
-        teacher: the problem and its sizes.
-        heads: the teacher's heads for each of the student's, `[N, M]`.
-        share: their shares `[N, M]`, or None.
+        student: the problem and its layout.
+        teacher: the problem and its layout.
+        heads: indices of the teacher heads of each student head, `[N, M]`.
+        share: their weights `[N, M]`, or None.
     """
     rank = len(student[1].batch)
-    every = np.arange(teacher[1].N)
-    same = heads.shape[1] == 1 and np.array_equal(heads[:, 0], every)
+    same = np.array_equal(heads, np.arange(teacher[1].N)[:, None])
 
     def choose(x: Any) -> Any:
         if x.shape[rank] == 1 or same:
@@ -90,5 +90,5 @@ def pair_up(
     if share is not None:
         share = jnp.asarray(share)
         share = share.reshape((1,) * rank + share.shape)
-    own, its = join_head_axes(student[0], student[1]), join_head_axes(teacher[0], teacher[1])
-    return Pairs(own, jax.tree.map(choose, its), share)
+    ours, theirs = join_head_axes(student[0], student[1]), join_head_axes(teacher[0], teacher[1])
+    return Pairs(ours, jax.tree.map(choose, theirs), share)

@@ -1,13 +1,12 @@
-"""What one pair of probabilities adds to a divergence, and how that depends on each of them.
+"""The terms of divergences between distributions, and their derivatives.
 
     kl              p (ln p - ln q)                       Kullback-Leibler, teacher p, student q
     reverse_kl      q (ln q - ln p)
     cross_entropy   -p ln q
     js              p/2 (ln p - ln m) + q/2 (ln q - ln m),  m = (p + q) / 2
 
-Everything is made of logarithms, so that a probability too small for its dtype still has one. A
-probability of 0 has the logarithm -inf; the term is 0 where the weight in front is 0, and +inf, not
-NaN, where only the weight behind is.
+Terms are computed from logarithms, which exist for probabilities that underflow. The logarithm of 0
+is -inf; a term is 0 if its factor is 0, and +inf, not NaN, if only the other probability is 0.
 
 References:
     Kullback, Leibler 1951, "On Information and Sufficiency".
@@ -27,9 +26,9 @@ KINDS = ("kl", "reverse_kl", "js", "cross_entropy")
 
 
 class Terms(NamedTuple):
-    """The terms of a block, and their derivatives by ln p and by ln q; all of one shape.
+    """Terms, and their derivatives with respect to ln p and ln q, of the same shape.
 
-    Derivatives are finite also where a term is not.
+    Derivatives are finite even if a term is not.
     """
 
     value: Array
@@ -38,37 +37,37 @@ class Terms(NamedTuple):
 
 
 def check_kind(kind: str) -> str:
-    """`kind`, if it is one of the four."""
+    """Returns `kind`; raises a ValueError unless it is one of `KINDS`."""
     return check_choice("kind", kind, *KINDS)
 
 
 def terms(kind: str, log_p: Array, log_q: Array) -> Terms:
-    """The terms of a divergence, entry by entry.
+    """The terms of a divergence, elementwise.
 
     Args:
         kind: one of `KINDS`.
         log_p: the teacher's log-probabilities, -inf for 0.
-        log_q: the student's.
+        log_q: the student's log-probabilities.
     """
     p, q = jnp.exp(log_p), jnp.exp(log_q)
-    # A NaN is no -inf: what is seen and not a number stays loud.
-    p_none, q_none = log_p == NEG_INF, log_q == NEG_INF
-    log_p, log_q = jnp.where(p_none, 0, log_p), jnp.where(q_none, 0, log_q)
+    # NaN is not replaced: it propagates
+    p_zero, q_zero = log_p == NEG_INF, log_q == NEG_INF
+    log_p, log_q = jnp.where(p_zero, 0, log_p), jnp.where(q_zero, 0, log_q)
     if kind == "kl":
-        apart = jnp.where(p_none | q_none, 0, log_p - log_q)
-        value = _infinite_where(p * (log_p - log_q), (p > 0) & q_none)
-        return Terms(value, jnp.where(p_none | q_none, 0, p * (apart + 1)), -p)
+        log_ratio = jnp.where(p_zero | q_zero, 0, log_p - log_q)
+        value = _infinite_where(p * (log_p - log_q), (p > 0) & q_zero)
+        return Terms(value, jnp.where(p_zero | q_zero, 0, p * (log_ratio + 1)), -p)
     if kind == "cross_entropy":
-        return Terms(_infinite_where(-p * log_q, (p > 0) & q_none), -p * log_q, -p)
+        return Terms(_infinite_where(-p * log_q, (p > 0) & q_zero), -p * log_q, -p)
     if kind == "reverse_kl":
-        apart = jnp.where(p_none | q_none, 0, log_q - log_p)
-        value = _infinite_where(q * (log_q - log_p), (q > 0) & p_none)
-        by_log_q = jnp.where(p_none | q_none, 0, q * (apart + 1))
-        return Terms(value, jnp.where(p_none, 0, -q), by_log_q)
+        log_ratio = jnp.where(p_zero | q_zero, 0, log_q - log_p)
+        value = _infinite_where(q * (log_q - log_p), (q > 0) & p_zero)
+        by_log_q = jnp.where(p_zero | q_zero, 0, q * (log_ratio + 1))
+        return Terms(value, jnp.where(p_zero, 0, -q), by_log_q)
     both = jnp.logaddexp(log_p, log_q)
-    log_m = jnp.where(p_none, log_q, jnp.where(q_none, log_p, both)) - math.log(2)
-    by_p = jnp.where(p_none, 0, p * (log_p - log_m) / 2)
-    by_q = jnp.where(q_none, 0, q * (log_q - log_m) / 2)
+    log_m = jnp.where(p_zero, log_q, jnp.where(q_zero, log_p, both)) - math.log(2)
+    by_p = jnp.where(p_zero, 0, p * (log_p - log_m) / 2)
+    by_q = jnp.where(q_zero, 0, q * (log_q - log_m) / 2)
     return Terms(by_p + by_q, by_p, by_q)
 
 
@@ -77,6 +76,6 @@ def _infinite_where(value: Array, infinite: Array) -> Array:
 
 
 def log_of(probability: Array) -> Array:
-    """The logarithm, -inf for 0, with gradient 0 there."""
-    none = probability == 0
-    return jnp.where(none, NEG_INF, jnp.log(jnp.where(none, 1, probability)))
+    """The logarithm, -inf for 0 with gradient 0."""
+    zero = probability == 0
+    return jnp.where(zero, NEG_INF, jnp.log(jnp.where(zero, 1, probability)))

@@ -1,4 +1,4 @@
-"""Attention distillation against distributions written out in float64 NumPy (case A30)."""
+"""Attention divergences against distributions computed in float64 NumPy."""
 
 import functools
 
@@ -26,7 +26,7 @@ TEACHER = normal(B, T, M, 6), normal(B, S, 2, 5)
 STUDENT = normal(B, T, M, 8), normal(B, S, M, 8)
 WEIGHT = normal(M, 6, 5)
 SCORE = aj.scores.general(WEIGHT / 5)
-# Each sees what the other does not, in part; row 0 of the second example is empty in both.
+# Either sees keys that the other does not; row 0 of the second example is empty for both.
 ITS_MASK = RNG.random((B, 1, T, S)) < 0.7
 OWN_MASK = RNG.random((B, M, T, S)) < 0.8
 ITS_MASK[1, :, 0], OWN_MASK[1, :, 0] = False, False
@@ -79,13 +79,13 @@ ours = functools.partial(attention_divergence, TEACHER, teacher_score=SCORE)
 @pytest.mark.parametrize(
     ("kind", "block"), [*((kind, None) for kind in KINDS), ("kl", (3, 4)), ("js", (4, 11))]
 )
-def test_values_and_gradients_are_those_of_the_maps(kind, block):
+def test_values_and_gradients_match_the_weights(kind, block):
     p, q = teacher_map(), student_map()
     value, slope = expected(kind, p, q)
     finite = np.isfinite(value)
     weight = RNG.normal(size=finite.shape) * finite
     assert finite.any()
-    assert kind == "js" or not finite.all()  # what one sees and the other does not
+    assert kind == "js" or not finite.all()  # keys that only one of the two sees
 
     @jax.jit
     def run(student):
@@ -107,11 +107,11 @@ def test_values_and_gradients_are_those_of_the_maps(kind, block):
 
 
 @pytest.mark.parametrize(("kind", "block"), [("kl", (3, 4)), ("reverse_kl", None), ("js", None)])
-def test_a_row_that_sees_nothing_on_either_side_is_0_and_gives_no_gradient(kind, block):
+def test_a_row_that_is_empty_on_either_side_is_0_without_a_gradient(kind, block):
     seen, every = np.ones((2, B, M, T, S), bool)
     seen[..., 5:, :] = False
     of_no_share = every.copy()
-    of_no_share[:, :2, 5:] = False  # heads of no share do see something
+    of_no_share[:, :2, 5:] = False  # heads with share 0 do have visible keys
     share = np.float32([[0.5, 0.5, 0, 0]] * M)
 
     @jax.jit
@@ -144,7 +144,7 @@ def heads_mixed(share, p):
 
 
 @pytest.mark.parametrize("students", [2, 8, 3])
-def test_other_numbers_of_heads_by_averaging_or_a_learned_map(students):
+def test_different_numbers_of_heads_with_means_or_a_learned_map(students):
     student = normal(B, T, students, 8), normal(B, S, students, 8)
     q, p = student_map(True, student), teacher_map()
     if students == 8:
@@ -162,7 +162,7 @@ def test_other_numbers_of_heads_by_averaging_or_a_learned_map(students):
 
 
 def dense(teacher, student, score, share, kind):
-    """The same from whole maps, for autodiff to compare with."""
+    """The same from whole weights, differentiated by JAX."""
     p = aj.attention_weights(*teacher, score=score, mask=ITS_MASK)
     q = aj.attention_weights(*student, mask=ITS_MASK)
     p = jnp.einsum("nm,bmts->bnts", share, p)
@@ -175,13 +175,13 @@ def dense(teacher, student, score, share, kind):
 
 
 @pytest.mark.parametrize(("kind", "block"), [("kl", (3, 6)), ("js", None)])
-def test_the_teacher_and_the_map_get_their_gradients_when_asked(kind, block):
+def test_the_teacher_and_the_head_map_have_gradients_if_requested(kind, block):
     additive = aj.scores.additive(normal(M, 6, 1), normal(M, 5, 1), normal(M, 1))
     score = additive if kind == "js" else SCORE
     share = softmax(RNG.normal(size=(M, M)), True).astype(np.float32)
-    share[0] = [0, 0.5, 0.5, 0]  # a share of nothing is no hole
+    share[0] = [0, 0.5, 0.5, 0]  # a head with share 0
 
-    def loss(teacher, score, share, student, *, asked):
+    def loss(teacher, score, share, student, *, enabled):
         rows = attention_divergence(
             teacher,
             student,
@@ -190,7 +190,7 @@ def test_the_teacher_and_the_map_get_their_gradients_when_asked(kind, block):
             student_mask=ITS_MASK,
             kind=kind,
             head_map=share,
-            teacher_gradient=asked,
+            teacher_gradient=enabled,
             block_size=block,
         )
         return jnp.sum(jnp.sin(rows))
@@ -198,14 +198,14 @@ def test_the_teacher_and_the_map_get_their_gradients_when_asked(kind, block):
     arguments = (TEACHER, score, share, STUDENT)
     plain = jax.grad(lambda t, s, a, x: jnp.sum(jnp.sin(dense(t, x, s, a, kind))), (0, 1, 2, 3))
     wanted = jax.jit(plain)(*arguments)
-    got = jax.jit(jax.grad(functools.partial(loss, asked=True), (0, 1, 2, 3)))(*arguments)
+    got = jax.jit(jax.grad(functools.partial(loss, enabled=True), (0, 1, 2, 3)))(*arguments)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=5e-6)
     if kind == "kl":
         return
-    blind = jax.jit(jax.grad(functools.partial(loss, asked=False), (0, 1, 2, 3)))(*arguments)
-    assert all((x == 0).all() for x in jax.tree.leaves(blind[:2]))
-    for x, y in zip(blind[2:], got[2:], strict=True):
+    without = jax.jit(jax.grad(functools.partial(loss, enabled=False), (0, 1, 2, 3)))(*arguments)
+    assert all((x == 0).all() for x in jax.tree.leaves(without[:2]))
+    for x, y in zip(without[2:], got[2:], strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), x, y)
 
 
@@ -220,10 +220,10 @@ def test_forward_mode_second_order_and_vmap():
 
     query, direction = STUDENT[0], normal(*STUDENT[0].shape)
 
-    def along(f):
+    def directional(f):
         return jax.jit(lambda x: jax.jvp(jax.grad(f), (x,), (direction,)))(query)
 
-    for got, wanted in zip(along(loss), along(plain), strict=True):
+    for got, wanted in zip(directional(loss), directional(plain), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=1e-5)
     mapped = jax.vmap(lambda t, s: attention_divergence(t, s, teacher_score=SCORE))(
         TEACHER, STUDENT
@@ -232,7 +232,7 @@ def test_forward_mode_second_order_and_vmap():
     np.testing.assert_allclose(mapped, together, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_masked_does_not_matter_even_when_it_is_nan():
+def test_masked_nan_does_not_change_the_result():
     lengths = jnp.array([8, 5])
     mask = aj.masks.padding(lengths)
     spoil = np.arange(S)[None, :, None, None] >= np.asarray(lengths)[:, None, None, None]
@@ -247,7 +247,7 @@ def test_what_is_masked_does_not_matter_even_when_it_is_nan():
     spoiled = [(q, np.where(spoil, np.nan, k).astype(np.float32)) for q, k in (TEACHER, STUDENT)]
     jax.tree.map(np.testing.assert_array_equal, run(*spoiled), clean)
     key = STUDENT[1].copy()
-    key[0, 3, 1] = np.nan  # seen: loud
+    key[0, 3, 1] = np.nan  # visible: propagates
     rows = np.asarray(run(TEACHER, (STUDENT[0], key))[0][1])
     assert np.isnan(rows[0, 1]).all()
     assert np.isfinite(rows[1]).all()
@@ -255,7 +255,9 @@ def test_what_is_masked_does_not_matter_even_when_it_is_nan():
 
 def test_low_biases_extreme_logits_and_low_precision_stay_finite():
     p = teacher_map(True)
-    level = ours(STUDENT, student_bias=np.full((S,), -1e9, np.float32))  # rounds all scores away
+    level = ours(
+        STUDENT, student_bias=np.full((S,), -1e9, np.float32)
+    )  # larger than any score by far
     np.testing.assert_allclose(level, np.log(S) + (p * np.log(p)).sum(-1), rtol=1e-4, atol=1e-5)
     sharp = tuple(100 * x for x in STUDENT)
     assert all(np.isfinite(ours(sharp, kind=kind)).all() for kind in ("kl", "reverse_kl"))
@@ -288,7 +290,7 @@ def test_no_array_of_all_pairs_and_at_most_64_mb_at_8192():
     assert compiled.memory_analysis().temp_size_in_bytes <= 64 * 2**20
 
 
-def test_empty_axes_and_mistakes():
+def test_empty_axes_and_wrong_arguments():
     for shape in ((0, S), (T, 0)):
         pair = np.ones((B, shape[0], 2, 4), np.float32), np.ones((B, shape[1], 2, 4), np.float32)
         assert attention_divergence(pair, pair).shape == (B, 2, shape[0])
@@ -310,7 +312,7 @@ def test_empty_axes_and_mistakes():
         ours(STUDENT[0])
 
 
-def test_a30_distributions_that_are_there_already():
+def test_divergence_of_given_distributions():
     p = jnp.array([[0.0, 0.4, 0.6, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0] * 4, [0.5, 0.5, 0.0, 0.0]])
     logits = jnp.array(
         [[0.3, 0.1, 0.5, -jnp.inf], [0.0, -jnp.inf, 0.0, 0.0], [0.0] * 4, [-jnp.inf] * 4]

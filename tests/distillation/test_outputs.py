@@ -1,4 +1,4 @@
-"""Soft targets, hidden states and value relations (case A31)."""
+"""Soft targets, hidden states and value relations."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def softmax(x):
 
 
 @pytest.mark.parametrize(("temperature", "steepest"), [(1, 0.1786), (4, 0.2472), (10.0, 0.2353)])
-def test_a31_the_gradient_keeps_its_size_at_any_temperature(temperature, steepest):
+def test_the_temperature_does_not_change_the_size_of_the_gradient(temperature, steepest):
     teacher, student = np.float32([[2, 0, -1]]), np.float32([[1, 0, -1]])
 
     def loss(teacher, student):
@@ -39,7 +39,7 @@ def test_a31_the_gradient_keeps_its_size_at_any_temperature(temperature, steepes
     assert (its == 0).all()
 
 
-def test_a31_sum_over_classes_mean_over_the_rest():
+def test_sum_over_classes_and_mean_over_the_other_axes():
     teacher, student = normal(2, 5, 17), normal(2, 5, 17)
     p, q = softmax(teacher / 2), softmax(student / 2)
     rows = 4 * (p * np.log(p / q)).sum(-1)
@@ -62,7 +62,7 @@ def test_a31_sum_over_classes_mean_over_the_rest():
     assert np.abs(asked(student + 1.5 * normal(17)[None, None])).max() > 0
 
 
-def test_classes_that_cannot_be():
+def test_excluded_classes():
     impossible = np.float32([1, 2, -np.inf, 0])
     both, one = np.float32([3, 0, -np.inf, 1]), np.float32([3, -np.inf, 0, 1])
     value, gradient = jax.value_and_grad(logit_distillation, 1)(impossible, both)
@@ -73,7 +73,7 @@ def test_classes_that_cannot_be():
     assert np.isfinite(gradient).all()
 
 
-def test_hidden_states_through_a_learned_projection():
+def test_hidden_states_with_a_learned_projection():
     teacher, student, projection = normal(2, 5, 6), normal(2, 5, 4), normal(4, 6)
     counts = np.arange(5) < np.array([[5], [3]])
 
@@ -95,7 +95,7 @@ def test_hidden_states_through_a_learned_projection():
         hidden_state_transfer(teacher, student, projection.T)
 
 
-def test_values_are_compared_with_values():
+def test_value_relations():
     teacher, student = normal(2, 7, 4, 6), normal(2, 7, 2, 4)
     mask = aj.masks.padding(jnp.array([7, 4]))
     both = {"teacher_mask": mask, "student_mask": mask}
@@ -110,7 +110,7 @@ def test_values_are_compared_with_values():
         value_relation(teacher, student, relation_heads=3)
 
 
-def test_mistakes_name_the_argument():
+def test_errors_name_the_argument():
     x = normal(2, 3)
     with pytest.raises(ValueError, match="temperature must be positive"):
         logit_distillation(x, x, temperature=0.0)

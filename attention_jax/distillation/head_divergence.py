@@ -1,13 +1,13 @@
-"""The divergence of one student's head from its teacher's, row by row, a block at a time.
+"""The divergence of one student head from its teacher, row by row, in blocks.
 
     D_t = Σ_s f(p_ts, q_ts),   ln p = x_p - lse_p,   ln q = x_q - lse_q
 
-Two walks over the plane: one for both log-sum-exps, one for the sums. The derivative is one linear
-function of the logits' tangents, walked once more and transposed by JAX into the backward pass:
+One pass over the blocks computes both log-sum-exps, a second one the sums. The derivative is one
+linear function of the logits' tangents, a third pass, which JAX transposes for the backward pass:
 
     d D = Σ_s (f_ln q - q Σ f_ln q) dx_q + (f_ln p - p Σ f_ln p) dx_p
 
-Nothing of size T·S is kept, forward or backward.
+Nothing of size T·S is stored, forward or backward.
 """
 
 import functools
@@ -30,44 +30,27 @@ from attention_jax.kernels.walk import block_start, sweep
 
 
 class Facts(NamedTuple):
-    """What is known while tracing; hashable."""
+    """Static facts of a pair of problems.
+
+    Attributes:
+        kind: the divergence.
+        student: static facts of the student's problem.
+        teacher: static facts of the teacher's problem.
+        teachers: M, the number of teacher heads for each student head.
+        block: (query, key) size of a block.
+    """
 
     kind: str
     student: Static
     teacher: Static
     teachers: int
     block: tuple[int, int]
-    known: bytes | None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Blocks down and across."""
-        lengths = self.student.layout.T, self.student.layout.S
-        rows, columns = (-(-n // size) for n, size in zip(lengths, self.block, strict=True))
-        return rows, columns
 
 
-class Spec(NamedTuple):
-    """The facts and the structure of the arrays; hashable."""
+class Normalizer(NamedTuple):
+    """The log-sum-exp of rows as two summands; under a large bias their sum would lose the second.
 
-    structure: Any
-    floating: tuple[bool, ...]
-    facts: Facts
-
-    def pairs(self, floats: list[Any], others: list[Any]) -> tuple[Pairs, Any]:
-        """The two problems and the kinds of their blocks, put together again."""
-        a, b = iter(floats), iter(others)
-        leaves = [next(a) if flag else next(b) for flag in self.floating]
-        pairs, kinds = jax.tree.unflatten(self.structure, leaves)
-        if self.facts.known is not None:
-            kinds = np.frombuffer(self.facts.known, np.int8).reshape(self.facts.counts)
-        return pairs, kinds
-
-
-class Normal(NamedTuple):
-    """The normaliser of rows, `top + log_total`; the sum would lose the second under a low bias.
-
-    Once closed, +inf stands for the `log_total` of a row that sees nothing.
+    At the end, an empty row has `log_total` +inf.
     """
 
     top: Array
@@ -75,7 +58,7 @@ class Normal(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of each row: the divergence, `Σ f_ln q` and, for each of the teacher's heads, `Σ p_m f_p`."""
+    """Of each row: the divergence, `Σ f_ln q`, and `Σ p_m f_p` for each teacher head."""
 
     value: Array
     by_log_q: Array
@@ -83,35 +66,41 @@ class Sums(NamedTuple):
 
 
 def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
-    """The divergence `[T]` of one head of one example."""
-    if isinstance(kinds, np.ndarray):
-        facts, kinds = facts._replace(known=kinds.astype(np.int8).tobytes()), None
-    leaves, structure = jax.tree.flatten((pairs, kinds))
-    floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
+    """The divergence `[T]` of one head of one example; `kinds` are the kinds of blocks."""
+    known = isinstance(kinds, np.ndarray)
+    leaves, structure = jax.tree.flatten((pairs, None if known else kinds))
+    floating = [bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves]
+
+    def join(floats: list[Any], others: list[Any]) -> tuple[Pairs, Any]:
+        a, b = iter(floats), iter(others)
+        merged = [next(a) if flag else next(b) for flag in floating]
+        pairs, traced = jax.tree.unflatten(structure, merged)
+        return pairs, kinds if known else traced
+
+    @jax.custom_jvp
+    def rows(floats: list[Any], others: list[Any]) -> Array:
+        pairs, kinds = join(floats, others)
+        normalizers = _normalizers(pairs, kinds, facts)
+        return _without_empty(pairs, normalizers, _sums(pairs, kinds, facts, normalizers).value)
+
+    @functools.partial(rows.defjvp, symbolic_zeros=True)
+    def _rows_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        floats, others = primals
+        pairs, kinds = join(floats, others)
+        # None, and so not a leaf, where the tangent is zero
+        moving = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+        return _push_forward(pairs, join(moving, [None] * len(others))[0], kinds, facts)
+
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
-    others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
-    return _divergence(Spec(structure, floating, facts), floats, others)
+    return rows(floats, [x for x, flag in zip(leaves, floating, strict=True) if not flag])
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _divergence(spec: Spec, floats: list[Any], others: list[Any]) -> Array:
-    pairs, kinds = spec.pairs(floats, others)
-    normals = _normals(pairs, kinds, spec.facts)
-    return _of_full(pairs, normals, _sums(pairs, kinds, spec.facts, normals).value)
-
-
-@functools.partial(_divergence.defjvp, symbolic_zeros=True)
-def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    floats, others = primals
-    facts, size = spec.facts, spec.facts.block
-    pairs, kinds = spec.pairs(floats, others)
-    # Plain JAX: a second derivative goes through these walks and not through a rule.
-    normals = _normals(pairs, kinds, facts)
-    sums = _sums(pairs, kinds, facts, normals)
-    # leaves that do not move are None: no leaves at all to a tree
-    velocity = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
-    d_pairs, _ = spec.pairs(velocity, [None] * len(others))
-    rows = (normals, sums.by_log_q, sums.by_share)
+def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Array, Array]:
+    """The divergence and its tangent, in plain JAX, so that it has higher derivatives."""
+    size, dtype = facts.block, _dtype(facts)
+    normalizers = _normalizers(pairs, kinds, facts)
+    sums = _sums(pairs, kinds, facts, normalizers)
+    rows = (normalizers, sums.by_log_q, sums.by_share)
 
     def fetch(i: Array, j: Array) -> Any:
         return _cut(pairs, facts, i, j), _cut(d_pairs, facts, i, j), _rows_of(rows, facts, i)
@@ -119,9 +108,8 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
     def contribute(fetched: Any, partial: bool) -> Array:
         block, d_block, ((normal_q, normal_p), by_log_q, by_share) = fetched
         visible = _visible(block, partial)
-        (raw_q, raw_p), (d_q, d_p) = _push(block, d_block, visible)
+        (raw_q, raw_p), (d_q, d_p) = _raw_tangents(block, d_block, visible)
         x_q, x_p = _masked(block, facts, raw_q, raw_p, visible)
-        dtype = sums.value.dtype
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
         mixed = _mix(log_p, block.share)
         found = terms(facts.kind, mixed, log_q)
@@ -133,47 +121,46 @@ def _divergence_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Array, Arr
         if d_p is not None:
             d_p = jnp.where(x_p == NEG_INF, 0, d_p).astype(dtype)
             share = jnp.ones((facts.teachers,), dtype) if block.share is None else block.share
-            share = share.astype(dtype)[:, None, None]
             slope = (
                 _relative(log_p, mixed) * found.by_log_p[None]
                 - jnp.exp(log_p) * by_share.T[..., None]
             )
-            change = change + jnp.sum(share * slope * d_p, axis=(0, 2))
+            change = change + jnp.sum(share.astype(dtype)[:, None, None] * slope * d_p, axis=(0, 2))
         return change
 
     if is_once(facts.student.layout, size):
         zero = jnp.int32(0)
-        # Kept for the backward pass would be the block itself; it is made again instead.
+        # recomputed in the backward pass, which would store the block otherwise
         change = jax.checkpoint(lambda x: contribute(x, True))(fetch(zero, zero))
     else:
         change = sweep(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
     if d_pairs.share is not None:
-        d_share = d_pairs.share.astype(change.dtype)
-        change = change + jnp.sum(sums.by_share * d_share[None], axis=-1)
-    return _of_full(pairs, normals, sums.value), _of_full(pairs, normals, change)
+        change = change + jnp.sum(sums.by_share * d_pairs.share.astype(dtype)[None], axis=-1)
+    value, change = (_without_empty(pairs, normalizers, x) for x in (sums.value, change))
+    return value, change
 
 
-def _of_full(pairs: Pairs, normals: tuple[Normal, Normal], rows: Array) -> Array:
-    """The rows `[T]`, 0 for those that see nothing on either side: there is nothing to compare."""
-    student, teacher = (x.log_total == jnp.inf for x in normals)
+def _without_empty(pairs: Pairs, normalizers: tuple[Normalizer, ...], rows: Array) -> Array:
+    """Sets rows `[T]` to 0 that are empty for the student or the teacher."""
+    student, teacher = (x.log_total == jnp.inf for x in normalizers)
     if pairs.share is not None:
         teacher = teacher | (pairs.share == 0)[None]
     return jnp.where(student | teacher.all(-1), 0, rows)
 
 
-def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
-    """The normalisers of the student's rows `[T]` and of the teacher's `[T, M]`."""
+def _normalizers(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normalizer, Normalizer]:
+    """The normalizers of the student's rows `[T]` and of the teacher's `[T, M]`."""
     dtype, rows = _dtype(facts), facts.block[0]
 
-    def begin(i: Array) -> tuple[Normal, Normal]:
-        empty = Normal(jnp.full((rows,), NEG_INF, dtype), jnp.zeros((rows,), dtype))
+    def begin(i: Array) -> tuple[Normalizer, Normalizer]:
+        empty = Normalizer(jnp.full((rows,), NEG_INF, dtype), jnp.zeros((rows,), dtype))
         return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
 
-    def visit(state: tuple[Normal, Normal], block: Pairs, j: Array, partial: bool) -> Any:
+    def visit(state: tuple[Normalizer, Normalizer], block: Pairs, j: Array, partial: bool) -> Any:
         logits = _logits(block, facts, partial)
         return tuple(_absorb(old, x.astype(dtype)) for old, x in zip(state, logits, strict=True))
 
-    def close(i: Array, state: tuple[Normal, Normal]) -> tuple[Normal, Normal]:
+    def close(i: Array, state: tuple[Normalizer, Normalizer]) -> tuple[Normalizer, Normalizer]:
         student, teacher = (_close(x) for x in state)
         return student, jax.tree.map(jnp.transpose, teacher)
 
@@ -181,7 +168,9 @@ def _normals(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normal, Normal]:
     return walk_or_once(facts.student.layout, facts.block, kinds, begin, fetch, visit, close)
 
 
-def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]) -> Sums:
+def _sums(
+    pairs: Pairs, kinds: Any, facts: Facts, normalizers: tuple[Normalizer, Normalizer]
+) -> Sums:
     dtype, rows = _dtype(facts), facts.block[0]
 
     def begin(i: Array) -> Sums:
@@ -189,7 +178,7 @@ def _sums(pairs: Pairs, kinds: Any, facts: Facts, normals: tuple[Normal, Normal]
         return Sums(zeros, zeros, jnp.zeros((rows, facts.teachers), dtype))
 
     def fetch(i: Array, j: Array) -> Any:
-        return _cut(pairs, facts, i, j), _rows_of(normals, facts, i)
+        return _cut(pairs, facts, i, j), _rows_of(normalizers, facts, i)
 
     def visit(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
         block, (normal_q, normal_p) = fetched
@@ -221,13 +210,13 @@ def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any) -> Pairs:
 
 
 def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:
-    """The rows that belong to query block i."""
+    """The rows of query block i."""
     at = block_start(i, facts.block[0], facts.student.layout.T)
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, facts.block[0]), tree)
 
 
 def _visible(block: Pairs, partial: bool) -> tuple[Array | None, Array | None]:
-    """Which pairs the student may see, and which each teacher's head may; None is all."""
+    """The visible pairs of the student and of each teacher head; None is all."""
     visible = functools.partial(visible_pairs, partial=partial)
     return visible(block.student), jax.vmap(visible)(block.teacher)
 
@@ -250,38 +239,38 @@ def _logits(block: Pairs, facts: Facts, partial: bool) -> tuple[Array, Array]:
     return _masked(block, facts, student, teacher, visible)
 
 
-def _push(
+def _raw_tangents(
     block: Pairs, d_block: Pairs, visible: tuple[Any, Any]
 ) -> tuple[tuple[Array, Array], tuple[Any, Any]]:
-    """Raw logits of both problems and their tangents, None where nothing moves."""
+    """Raw logits of both problems, and their tangents; None is zero."""
 
-    def one(problem: Problem, velocity: Problem, function: Any, visible: Any) -> tuple[Array, Any]:
-        if not jax.tree.leaves(velocity):
+    def one(problem: Problem, tangent: Problem, function: Any, visible: Any) -> tuple[Array, Any]:
+        if not jax.tree.leaves(tangent):
             return function(problem, visible), None
-        return push(lambda moved: function(moved, visible), problem, velocity)
+        return push(lambda moved: function(moved, visible), problem, tangent)
 
     x_q, d_q = one(block.student, d_block.student, raw_logits, visible[0])
     x_p, d_p = one(block.teacher, d_block.teacher, jax.vmap(raw_logits), visible[1])
     return (x_q, x_p), (d_q, d_p)
 
 
-def _absorb(state: Normal, logits: Array) -> Normal:
-    """One more block of the online softmax; until the end `log_total` holds the total itself."""
+def _absorb(state: Normalizer, logits: Array) -> Normalizer:
+    """One step of the online softmax; `log_total` is the total until `_close`."""
     top = jnp.maximum(state.top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
     shift = jnp.where(top == NEG_INF, 0, top)
     total = state.log_total * jnp.exp(state.top - shift)
-    return Normal(top, total + jnp.sum(jnp.exp(logits - shift[..., None]), axis=-1))
+    return Normalizer(top, total + jnp.sum(jnp.exp(logits - shift[..., None]), axis=-1))
 
 
-def _close(state: Normal) -> Normal:
+def _close(state: Normalizer) -> Normalizer:
     empty = state.top == NEG_INF
     log_total = jnp.log(jnp.where(empty, 1, state.log_total))
-    return Normal(jnp.where(empty, 0, state.top), jnp.where(empty, jnp.inf, log_total))
+    return Normalizer(jnp.where(empty, 0, state.top), jnp.where(empty, jnp.inf, log_total))
 
 
-def _log_weights(logits: Array, normal: Normal, dtype: Any) -> Array:
+def _log_weights(logits: Array, normalizer: Normalizer, dtype: Any) -> Array:
     """`ln p` of a block: the student's `[Tb, Sb]`, or the teacher's `[M, Tb, Sb]`."""
-    top, log_total = (x.T[..., None] for x in normal)
+    top, log_total = (x.T[..., None] for x in normalizer)
     return (logits.astype(dtype) - top) - log_total
 
 
@@ -297,6 +286,6 @@ def _mix(log_p: Array, share: Array | None) -> Array:
 
 
 def _relative(log_p: Array, mixed: Array) -> Array:
-    """`p_m / p`, `[M, Tb, Sb]`, 0 where p is."""
-    none = mixed == NEG_INF
-    return jnp.exp(jnp.where(none[None], NEG_INF, log_p - jnp.where(none, 0, mixed)[None]))
+    """`p_m / p`, `[M, Tb, Sb]`, 0 where p is 0."""
+    zero = mixed == NEG_INF
+    return jnp.exp(jnp.where(zero[None], NEG_INF, log_p - jnp.where(zero, 0, mixed)[None]))
