@@ -84,10 +84,12 @@ def encode(
     *,
     max_length: int | None = None,
     truncate: bool = False,
+    name: str = "the data",
 ) -> Encoded:
     """Encode pairs, leaving out those with more than ``max_length`` tokens on a side.
 
     ``EOS`` counts. With ``truncate`` they are cut instead, so that a test split keeps its size.
+    ``name`` is what an error calls the pairs.
     """
     sources, targets, index = [], [], []
     for number, pair in enumerate(pairs):
@@ -103,7 +105,8 @@ def encode(
         index.append(number)
     if not sources:
         raise UsageError(
-            f"all {len(pairs)} pairs are longer than {max_length} tokens; allow longer ones"
+            f"{name}: all {len(pairs)} pairs are longer than {max_length} tokens; train on longer "
+            "ones with --max-length"
         )
     return Encoded(tuple(sources), tuple(targets), tuple(index), len(pairs) - len(sources))
 

@@ -3,6 +3,7 @@
 import gzip
 import logging
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
@@ -23,12 +24,16 @@ _INSTEAD = "or give a local file, as in --data FILE.tsv"
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 text file, unzipped where the name ends with ``.gz``."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
+            kind = "a folder; give the file itself" if stat.S_ISDIR(mode) else "not a regular file"
+            raise UsageError(f"{path}: is {kind}")
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except UsageError:
+        raise
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file (looked in {path.parent.absolute()})") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{path}: is a folder; give the file itself") from error
     except PermissionError as error:
         raise UsageError(f"{path}: may not be read; check its permissions") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -37,6 +42,10 @@ def read_lines(path: Path) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
+    except MemoryError as error:
+        raise UsageError(f"{path}: does not fit into memory") from error
+    except (OSError, ValueError) as error:  # a loop of links, too long a name, a NUL in it
+        raise UsageError(f"{path}: cannot be read: {error}") from error
     # splitlines() would also break at form feeds and Unicode separators inside a sentence.
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 

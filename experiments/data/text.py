@@ -13,6 +13,7 @@ near-duplicates together: 5 % of the pairs, at most 1,000, are valid and as many
 import dataclasses
 import difflib
 import hashlib
+import os
 import random
 import re
 from collections.abc import Sequence
@@ -180,13 +181,15 @@ def _loaded(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
         return _hub(spec, seed, languages)
     if data.endswith((".tsv", ".tsv.gz")) or "," in data:
         return _files(spec, path, seed, languages)
-    if path.is_file():
+    if not data.strip():
+        raise UsageError(f"is empty; known data: {_KNOWN}")
+    if os.path.isdir(path):
+        raise UsageError(f"is a folder; known data: {_KNOWN}")
+    if os.path.exists(path):
         raise UsageError(
             "one plain file is only one side; give both as SOURCE,TARGET (en.txt,de.txt), or a "
             ".tsv with a tab in each row"
         )
-    if path.is_dir():
-        raise UsageError(f"is a folder; known data: {_KNOWN}")
     if path.suffix or len(path.parts) > 1:
         raise UsageError(f"no such file; known data: {_KNOWN}")
     hint = " (did you mean grammar?)" if difflib.get_close_matches(data, ["grammar"]) else ""
@@ -263,7 +266,7 @@ def split_pairs(pairs: Sequence[Pair], splits: Sequence[Split] = SPLITS) -> Spli
 
 
 def _files(spec: TextSpec, path: Path, seed: int, languages: Languages | None) -> Dataset:
-    plain = "," in spec.data and not path.exists()
+    plain = "," in spec.data and not os.path.exists(path)
     pairs, named = (read_plain(spec.data), []) if plain else read_tsv(path)
     if named:
         splits: Splits = {split: [] for split in SPLITS}

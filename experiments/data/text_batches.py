@@ -53,12 +53,15 @@ class TextBatches:
         """Load the text, make the vocabularies from its train split, and encode it."""
         dataset = load(spec, seed)
         source, target = train_tokenizers(dataset, size=spec.pieces)
-        learn = encode(dataset.train, source, target, max_length=spec.max_length)
+        name = f"--data {spec.data}, split"
+        learn = encode(
+            dataset.train, source, target, max_length=spec.max_length, name=f"{name} train"
+        )
         # The length, a multiple of 4, that holds at least the share of sentences to keep.
         shortest = np.quantile(learn.lengths.max(1), spec.keep_shortest, method="higher")
         longest = min(spec.max_length, int(-(-shortest // 4) * 4))
         learn = encode(dataset.train, source, target, max_length=longest)
-        held_out = encode(dataset.valid, source, target, max_length=longest)
+        held_out = encode(dataset.valid, source, target, max_length=longest, name=f"{name} valid")
         shapes = choose_shapes(np.concatenate([learn.lengths, held_out.lengths]), spec.shapes)
         dropped = 0
         if not spec.test_longer:

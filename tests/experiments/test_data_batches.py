@@ -123,8 +123,8 @@ def test_too_long_pairs_are_left_out_or_cut():
     cut = encode(pairs, letters, letters, max_length=3, truncate=True)
     assert (cut.left_out, cut.index) == (0, (0, 1))
     assert cut.source[0].tolist() == [4, 4, EOS]
-    with pytest.raises(UsageError, match="all 2 pairs are longer than 1 token"):
-        encode(pairs, letters, letters, max_length=1)
+    with pytest.raises(UsageError, match=r"^x: all 2 pairs are longer than 1 tokens; train "):
+        encode(pairs, letters, letters, max_length=1, name="x")
 
 
 def test_mistakes(encoded):

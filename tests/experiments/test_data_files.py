@@ -1,6 +1,7 @@
 """TSV and plain files: what is read, how it is split, and each one-line error."""
 
 import gzip
+import os
 import pathlib
 import re
 
@@ -152,6 +153,14 @@ def test_bad_files(tmp_path):
     assert "missing.en: no such file" in error(f"{tmp_path}/missing.en,{tmp_path}/missing.de")
     (tmp_path / "folder.tsv").mkdir()
     assert error(tmp_path / "folder.tsv") == "is a folder; give the file itself"
+    os.mkfifo(tmp_path / "pipe.tsv")
+    assert error(tmp_path / "pipe.tsv") == "is not a regular file"
+    (tmp_path / "loop.tsv").symlink_to(tmp_path / "loop.tsv")
+    assert error(tmp_path / "loop.tsv").startswith("cannot be read: ")
+    assert error("x" * 300 + ".tsv").startswith("cannot be read: ")
+    assert error("/dev/zero,/dev/null") == "/dev/zero: is not a regular file"
+    assert error("/dev/null").startswith("one plain file is only one side")
+    assert error("").startswith("is empty; known data: grammar")
     assert error(tmp_path).startswith("is a folder; known data: grammar, FILE.tsv")
     (tmp_path / "x.tsv.gz").write_bytes(b"plain text\tnot zipped\n")
     assert "not a whole gzip file" in error(tmp_path / "x.tsv.gz")
