@@ -49,15 +49,15 @@ class Doctor(StudyOptions):
         """Read the run, examine each of its models, print and report the findings."""
         if self.run_folder is None:
             raise UsageError("doctor needs the folder of a run: python -m experiments doctor RUN")
-        from experiments import clinic
+        from experiments import curve_checks
         from experiments.reports.doctor import build
 
         # The run comes first: if it cannot be examined, no folder is made.
-        examined = clinic.read(Path(self.run_folder))
-        found = clinic.patients(examined, self.seeds)
+        examined = curve_checks.read(Path(self.run_folder))
+        found = curve_checks.trained_models(examined, self.seeds)
         with RunFolder.open(self) as folder:
-            diagnoses = [clinic.examine(patient) for patient in found]
-            print(clinic.together(diagnoses))
+            diagnoses = [curve_checks.examine(model) for model in found]
+            print(curve_checks.together(diagnoses))
             return folder.conclude(_results(self, examined, found, diagnoses), build)
 
 
@@ -71,6 +71,8 @@ def _results(
     options: Doctor, examined: Mapping[str, Any], found: list[Any], diagnoses: list[Any]
 ) -> dict[str, Any]:
     """Return what results.json holds."""
+    from experiments import curve_checks
+
     return {
         "question": _QUESTION,
         "examined": {
@@ -84,23 +86,17 @@ def _results(
             for diagnosis in diagnoses
             for finding in diagnosis
         ],
-        "left_out": list(_together(diagnoses).left_out),
+        "left_out": list(curve_checks.together(diagnoses).left_out),
         "models": [
             {
-                "name": patient.name,
-                "seed": patient.seed,
+                "name": model.name,
+                "seed": model.seed,
                 "findings": list(diagnosis.names),
-                "observed": list(patient.observed),
-                "loss": patient.loss,
-                "gradient_norm": patient.gradient_norm,
-                "diverged_at": patient.diverged_at,
+                "observed": list(model.observed),
+                "loss": model.loss,
+                "gradient_norm": model.gradient_norm,
+                "diverged_at": model.diverged_at,
             }
-            for patient, diagnosis in zip(found, diagnoses, strict=True)
+            for model, diagnosis in zip(found, diagnoses, strict=True)
         ],
     }
-
-
-def _together(diagnoses: list[Any]) -> Any:
-    from experiments import clinic
-
-    return clinic.together(diagnoses)

@@ -186,12 +186,12 @@ def _model(options: Stability, form: str, seed: int) -> Any:
 
 def _results(options: Stability, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what results.json holds."""
-    from experiments import clinic
+    from experiments import curve_checks
 
-    found = clinic.patients({"study": options.study, "models": cells})
+    found = curve_checks.trained_models({"study": options.study, "models": cells})
     models = [
-        {**cell, "findings": list(clinic.examine(patient).names)}
-        for cell, patient in zip(cells, found, strict=True)
+        {**cell, "findings": list(curve_checks.examine(model).names)}
+        for cell, model in zip(cells, found, strict=True)
     ]
     summary = {}
     for form in options.forms:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import clinic
+from experiments import curve_checks
 from experiments.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -61,7 +61,7 @@ SICK = {
 @pytest.mark.parametrize("trouble", SICK)
 def test_a_planted_trouble_is_found_and_nothing_else(trouble):
     results = {"study": "scaling", "trained": [model("planted", **SICK[trouble])]}
-    (found,) = [clinic.examine(patient) for patient in clinic.patients(results)]
+    (found,) = [curve_checks.examine(model) for model in curve_checks.trained_models(results)]
     assert found.names == (trouble,)
     assert found.findings[0].remedy
     if trouble == "not_finite":
@@ -74,7 +74,7 @@ def test_a_planted_trouble_is_found_and_nothing_else(trouble):
 def test_what_a_run_does_not_record_is_not_found_but_told(absent):
     looks = [{"step": s, "valid_loss": 4.0 - s / 20} | absent for s in range(0, 41, 4)]
     results = {"study": "scaling", "trained": [model("bare", observed=looks)]}
-    (found,) = [clinic.examine(patient) for patient in clinic.patients(results)]
+    (found,) = [curve_checks.examine(model) for model in curve_checks.trained_models(results)]
     assert not found
     assert len(found.left_out) == 2
 
