@@ -159,13 +159,16 @@ def curves(
     same_y: bool = True,
     low_y: float | None = None,
     mark_y: tuple[float, str] | None = None,
+    missing: str = "diverged",
 ) -> None:
     """Draw lines, one panel beside the other: mean over the runs of a name, and their range.
 
+    Points that are None, NaN or infinite are left out, and those at or below 0 on a logarithmic
+    axis. A name without any point is in the legend with the word ``missing``.
+
     Args:
         file: the PNG to write.
-        panels: ``(title, {name: [run, ...]})``, a run being ``[(x, y), ...]``; None and NaN are
-            left out.
+        panels: ``(title, {name: [run, ...]})``, a run being ``[(x, y), ...]``.
         x: the words under the horizontal axis.
         y: the words at the vertical axis.
         log_x: a logarithmic horizontal axis: ticks at powers of two, or where fractions are.
@@ -174,13 +177,19 @@ def curves(
         same_y: all panels share their vertical axis.
         low_y: where the vertical axis starts.
         mark_y: a level to mark with a thin line, and its words.
+        missing: why a name has no points.
     """
+    least = 0.0 if log_y else -math.inf
+    drawn: dict[str, bool] = {}
     with look():
         figure, axes = _panels(len(panels), height=3.1, same_y=same_y)
         for ax, (title, series) in zip(axes, panels, strict=True):
             ax.set_title(title)
             for index, (name, runs) in enumerate(series.items()):
-                _line(ax, name, index, runs, markers)
+                some = _line(ax, name, index, runs, markers, least)
+                drawn[name] = drawn.get(name, False) or some
+            if not any(line.get_xdata().size for line in ax.lines):
+                ax.text(0.5, 0.5, missing, transform=ax.transAxes, ha="center", color="#6b7280")
             scales(ax, x, log_x, log_y)
             if low_y is not None:
                 ax.set_ylim(bottom=low_y)
@@ -192,7 +201,9 @@ def curves(
                     color="#6b7280",
                 )  # fmt: skip
         axes[0].set_ylabel(y)
-        _legend(figure, axes[0])
+        _legend(
+            figure, axes[0], {label(n): f"{label(n)} ({missing})" for n in drawn if not drawn[n]}
+        )
         figure.savefig(file)
 
 
@@ -214,7 +225,9 @@ def bars(
         n: [float(np.std(g, ddof=1)) if len(g) > 1 else 0.0 for g in row]
         for n, row in known.items()
     }
-    digits = 0 if max(map(max, means.values())) >= 10 else 1
+    tops = [h + e for n in means for h, e in zip(means[n], spreads[n], strict=True)]
+    highest = max(tops, default=0.0)
+    digits = 0 if max((h for row in means.values() for h in row), default=0.0) >= 10 else 1
     with look():
         figure, (ax,) = _panels(1, height=3.1)
         width = 0.8 / max(len(series), 1)
@@ -231,8 +244,7 @@ def bars(
             ax.bar_label(drawn, words, padding=2, fontsize=7.5, color="#3b4149")
         ax.set_xticks(range(len(groups)), map(printable, groups))
         ax.grid(visible=False, axis="x")
-        tops = [h + e for n in means for h, e in zip(means[n], spreads[n], strict=True)]
-        ax.set_ylim(0, 1.12 * max(tops) or 1)  # room for the numbers on the bars
+        ax.set_ylim(0, 1.12 * highest or 1)  # room for the numbers on the bars
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         _legend(figure, ax)
@@ -246,11 +258,15 @@ def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None
         file: the PNG to write.
         rows: for each name, the ratio and its target (or None) by series.
     """
+    rows = {
+        name: {k: (v, a if _positive(a) else None) for k, (v, a) in row.items() if _positive(v)}
+        for name, row in rows.items()
+    }
     series = list(dict.fromkeys(name for row in rows.values() for name in row))
     with look():
         figure = Figure(figsize=(8.2, 0.5 + 0.42 * len(rows)), layout="constrained")
         ax = figure.add_subplot()
-        tall = 0.8 / len(series)
+        tall = 0.8 / max(len(series), 1)
         for index, name in enumerate(series):
             for place, row in enumerate(rows.values()):
                 if name in row:
@@ -264,9 +280,11 @@ def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None
                         ax.plot([aim, aim], [y - tall / 2, y + tall / 2], color="#111827", lw=1.6)
             ax.barh(0, 0, color=colour("", index), label=printable(name))
         ax.set_xscale("log")
-        low = min(min(v, a or v) for row in rows.values() for v, a in row.values())
-        high = max(max(v, a or v) for row in rows.values() for v, a in row.values())
-        ax.set_xlim(min(low, 1) / 1.8, max(high, 1) * 1.5)
+        ends = [
+            1.0,
+            *(end for row in rows.values() for v, a in row.values() for end in (v, a or v)),
+        ]
+        ax.set_xlim(min(ends) / 1.8, max(ends) * 1.5)
         ax.xaxis.set_major_formatter(FuncFormatter(_plain))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_yticks(range(len(rows)), map(printable, rows))
@@ -274,8 +292,14 @@ def ratios(file: Path, rows: Mapping[str, Mapping[str, tuple[float, float | None
         ax.grid(visible=False, axis="y")
         ax.axvline(1, color="#3b4149", linewidth=0.9)
         ax.set_xlabel("ratio of times")
-        figure.legend(loc="outside upper left", ncols=len(series))
+        if series:
+            figure.legend(loc="outside upper left", ncols=len(series))
         figure.savefig(file)
+
+
+def _positive(value: float | None) -> bool:
+    """Return whether a logarithmic axis has a place for ``value``."""
+    return value is not None and 0 < value < math.inf
 
 
 def alignments(
@@ -289,7 +313,8 @@ def alignments(
 
     Args:
         file: the PNG to write.
-        panels: ``(title, weights)``; row t is the target word written when looking.
+        panels: ``(title, weights)``; row t is the target word written when looking. Weights that
+            are not finite, or None, are those of a model that diverged: they are not drawn.
         source: the S source words, across.
         target: the T target words, down.
         gold: pairs ``(source index, target index)`` to frame.
@@ -304,8 +329,9 @@ def alignments(
         size = 8 if max(len(source), len(target)) <= 12 else 6.5
         for index, (title, weights) in enumerate(panels):
             ax = figure.add_subplot(down, across, index + 1)
+            weights = np.asarray(weights, float)  # None is NaN, which is left blank
             image = ax.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            ax.set_title(title)
+            ax.set_title(title if np.isfinite(weights).all() else f"{title} (diverged)")
             ax.set_xticks(
                 range(len(source)), source, rotation=55, ha="right", rotation_mode="anchor",
                 fontsize=size,
@@ -330,11 +356,14 @@ def _panels(count: int, height: float, same_y: bool = True) -> tuple[Figure, lis
     return figure, list(axes[0])
 
 
-def _line(ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool) -> None:
+def _line(
+    ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool, least: float
+) -> bool:
+    """Draw the mean of the runs and their range; return whether there is a point above least."""
     by_x: dict[float, list[float]] = {}
     for run in runs:
         for place, value in run:
-            if value is not None and math.isfinite(value):
+            if value is not None and least < value < math.inf:
                 by_x.setdefault(place, []).append(value)
     places = sorted(by_x)
     means = [float(np.mean(by_x[p])) for p in places]
@@ -346,18 +375,20 @@ def _line(ax: Axes, name: str, index: int, runs: Sequence[Points], markers: bool
     if any(len(values) > 1 for values in by_x.values()):
         low, high = [min(by_x[p]) for p in places], [max(by_x[p]) for p in places]
         ax.fill_between(places, low, high, color=shade, alpha=0.15, linewidth=0)
+    return bool(places)
 
 
 def scales(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
-    """Set the words and the ticks of the axes."""
+    """Set the words and the ticks of the axes; without points no axis is logarithmic."""
     ax.set_xlabel(x)
-    if log_x:
+    places = sorted({float(v) for line in ax.lines for v in line.get_xdata()})
+    if log_x and places:
         ax.set_xscale("log", base=2)
-        if ax.dataLim.x0 < 1:
-            ax.set_xticks(sorted({float(v) for line in ax.lines for v in line.get_xdata()}))
+        if places[0] < 1:
+            ax.set_xticks(places)
         ax.xaxis.set_major_formatter(FuncFormatter(_plain))
         ax.xaxis.set_minor_locator(NullLocator())
-    if log_y:
+    if log_y and places:
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(base=10, numticks=12))
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -368,11 +399,12 @@ def _plain(value: float, _: Callable | None = None) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:.10f}".rstrip("0")
 
 
-def _legend(figure: Figure, ax: Axes) -> None:
+def _legend(figure: Figure, ax: Axes, renamed: Mapping[str, str] | None = None) -> None:
     handles, labels = ax.get_legend_handles_labels()
+    labels = [(renamed or {}).get(name, name) for name in labels]
     at_once = 5 if sum(map(len, labels)) <= 60 else 3  # five long ones would not fit the width
     figure.legend(
-        handles, labels, loc="outside upper left", ncols=min(len(labels), at_once),
+        handles, labels, loc="outside upper left", ncols=max(min(len(labels), at_once), 1),
         handlelength=2.4, columnspacing=1.6,
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The figures of the study of long sequences: many lines, each named at its end, and dots."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,11 @@ def costs(
         ):
             ax.set_title(title)
             for name, row in rows.items():
-                known = [(n, v) for n, v in zip(lengths, row, strict=True) if v]
+                known = [
+                    (n, v)
+                    for n, v in zip(lengths, row, strict=True)
+                    if v is not None and 0 < v < math.inf
+                ]
                 ax.plot(
                     [n for n, _ in known], [v for _, v in known], label=words[name],
                     markersize=4.5, **style[name],
@@ -82,7 +87,7 @@ def costs(
 def _slopes(ax: Any, lengths: Sequence[int]) -> None:
     """Thin lines that grow with the length and with its square, from the lower left corner."""
     first, last = lengths[0], lengths[-1]
-    if first == last:
+    if first == last or ax.get_yscale() != "log":
         return
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)
@@ -124,7 +129,7 @@ def dots(
             ax.set_title(title)
             ax.axvline(100 * chance, color="#9aa1a9", linewidth=0.9, linestyle=":")
             for place, name in enumerate(names):
-                values = [100 * value for value in rows.get(name, ())]
+                values = [100 * v for v in rows.get(name, ()) if v is not None and math.isfinite(v)]
                 if not values:
                     continue
                 mean, shade = sum(values) / len(values), style[name]["color"]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from experiments.errors import UsageError
 
+_LARGEST = 3.4e38  # of float32, which models compute in
 PRESETS = ("quick", "default", "full")
 
 
@@ -43,6 +44,11 @@ class StudyOptions:
 
     def check(self) -> None:
         """Raise UsageError where a value makes no sense; subclasses extend it."""
+        for field in dataclasses.fields(self):
+            values = getattr(self, field.name)
+            for value in values if isinstance(values, tuple) else (values,):
+                if isinstance(value, float) and not abs(value) <= _LARGEST:
+                    raise UsageError(f"{flag(field.name)} {value} must be a finite float32 number")
         check_positive("--seeds", self.seeds)
 
     def run(self) -> Path:

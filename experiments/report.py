@@ -9,7 +9,7 @@ import base64
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,24 +116,55 @@ def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
     return file
 
 
+def known(values: Iterable[float | None]) -> list[float]:
+    """Return the values that were measured and are finite: a model that diverges has others."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the finite values, None without any."""
+    return statistics.fmean(measured) if (measured := known(values)) else None
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a value in the format ``form``, an en dash where it is not finite."""
+    return format(value, form) if known([value]) else "–"
+
+
+def diverged(models: Iterable[tuple[str, int | None]]) -> list[str]:
+    """Return a warning for each model that diverged.
+
+    Args:
+        models: name, seed included, and the step at which the loss was not finite, or None.
+    """
+    return [
+        f"{name[:1].upper()}{name[1:]} diverged: the loss was not finite at step {step}; its "
+        "figures are those of the last model before it."
+        for name, step in models
+        if step is not None
+    ]
+
+
 def mean_sd(values: Sequence[float | None], digits: int = 1, percent: bool = False) -> str:
     """Return ``mean ± standard deviation`` (of the sample), or the one value, or an en dash.
 
     None and NaN count as not measured: the spread is over the others, and it is said how many.
     """
     factor, sign = (100, " %") if percent else (1, "")
-    known = [v * factor for v in values if v is not None and math.isfinite(v)]
-    if not known:
+    finite = [v * factor for v in known(values)]
+    if not finite:
         return "–"
-    text = f"{statistics.fmean(known):.{digits}f}"
-    if len(known) > 1:
-        text += f" ± {statistics.stdev(known):.{digits}f}"
+    text = f"{statistics.fmean(finite):.{digits}f}"
+    if len(finite) > 1:
+        text += f" ± {statistics.stdev(finite):.{digits}f}"
     text += sign
-    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+    return text if len(finite) == len(values) else f"{text} ({len(finite)} of {len(values)})"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
     """Return ``seconds`` in words a person would use: ``48 s``, ``4 min 10 s``, ``2 h 5 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -144,7 +175,7 @@ def duration(seconds: float) -> str:
 
 def memory(size: float | None) -> str:
     """Return a number of bytes in words: ``532 KiB``, ``1.3 GiB``."""
-    if size is None:
+    if size is None or not math.isfinite(size):
         return "–"
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

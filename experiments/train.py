@@ -76,7 +76,8 @@ class History:
         observed: one dict for each look: ``step`` and whatever ``observe`` returned.
         compile_seconds: time spent compiling before the first step, over all sittings.
         temporaries: bytes of temporaries of the compiled step, by the batch's shapes.
-        diverged_at: the step at which the loss was not finite, where training ended; else None.
+        diverged_at: the step at which the loss, its gradient or an observation was not finite,
+            where training ended; else None.
     """
 
     loss: list[float] = dataclasses.field(default_factory=list)
@@ -86,6 +87,12 @@ class History:
     compile_seconds: float = 0.0
     temporaries: dict[str, int] = dataclasses.field(default_factory=dict)
     diverged_at: int | None = None
+
+    def observe(self, seen: Observed) -> None:
+        """Add a look at the model; one that is not finite is a divergence."""
+        self.observed.append({"step": self.step, **seen})
+        if not all(value is None or math.isfinite(value) for value in seen.values()):
+            self.diverged_at = self.step
 
     @property
     def step(self) -> int:
@@ -130,8 +137,9 @@ def train(
         besides: other things to compile at the same time, so that no core is idle.
 
     Returns:
-        The trained model and what training looked like. A loss that is not finite ends training:
-        ``history.diverged_at`` says where, and the model is the one before that step.
+        The trained model and what training looked like. A loss, gradient or observation that is
+        not finite ends training: ``history.diverged_at`` says at which step. A step whose loss or
+        gradient is not finite changes nothing, so the model is the one before it.
 
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM came; the state was saved first.
@@ -152,7 +160,7 @@ def train(
             all_at_once([*(lambda b=b: step.prepare(*state, b, base) for b in ahead), *besides])
         history.compile_seconds += time.perf_counter() - begun
         if not history.observed:
-            history.observed.append({"step": 0, **observe(model)})
+            history.observe(observe(model))
         with progress.piece(name, recipe.steps, history.step) as piece, Stop() as stop:
             while history.step < recipe.steps and history.diverged_at is None:
                 key = jax.random.fold_in(base, history.step)
@@ -161,8 +169,8 @@ def train(
                 piece.advance(f"loss {history.loss[-1]:.3f}")
                 ends = now == recipe.steps or history.diverged_at is not None
                 if ends or now % recipe.observe_every == 0:
-                    seen = observe(nnx.merge(graph, unravel(flat), rest))
-                    history.observed.append({"step": now, **seen})
+                    history.observe(observe(nnx.merge(graph, unravel(flat), rest)))
+                    ends = ends or history.diverged_at is not None
                 if ends or stop.asked or now % recipe.checkpoint_every == 0:
                     _save(manager, flat, moments, history)
                 if stop.asked:

@@ -188,7 +188,9 @@ def _scores(
     pairs = [corpus.dataset.test[i] for i in members]
     hypotheses, references = [said[i] for i in members], [pair.target for pair in pairs]
     error = None
-    if corpus.dataset.aligned and all(looked[i] is not None for i in members):
+    if corpus.dataset.aligned and all(
+        looked[i] is not None and np.isfinite(looked[i]).all() for i in members
+    ):
         error = metrics.alignment_error([metrics.link_targets(looked[i]) for i in members], pairs)
     return {
         "sentences": len(members),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments import report
 from experiments.figures import label
 from experiments.published import LUONG, LUONG_ALIGNMENT_ERROR, VASWANI
 from experiments.report import (
@@ -93,8 +94,7 @@ def mean(results: Results, score: str, *path: Any) -> float | None:
     value: Any = results["summary"].get(score)
     for step in path:
         value = None if value is None else value[step]
-    known = [v for v in value or [] if v is not None]
-    return statistics.fmean(known) if known else None
+    return report.mean(value or [])
 
 
 def _warnings(results: Results) -> list[str]:
@@ -102,19 +102,10 @@ def _warnings(results: Results) -> list[str]:
         "The quick preset stops long before the models have learnt to translate: it shows that all "
         "of this runs, not how the models compare."
     ]
-    return (hasty if results["settings"]["preset"] == "quick" else []) + [
-        f"{label(score).capitalize()} diverged: the loss was not finite "
-        + joined(
-            [
-                f"at step {step} (seed {seed})"
-                for seed, step in zip(row["seeds"], row["diverged_at"], strict=True)
-                if step is not None
-            ]
-        )
-        + "; its scores are those of the model before that step."
-        for score, row in results["summary"].items()
-        if any(step is not None for step in row["diverged_at"])
-    ]
+    return (hasty if results["settings"]["preset"] == "quick" else []) + report.diverged(
+        (f"{label(m['score'])}, seed {m['seed']},", m["train"]["diverged_at"])
+        for m in results["models"]
+    )
 
 
 def _answer(results: Results, depth: int) -> list[str]:
@@ -141,10 +132,9 @@ def _short_sentences(results: Results) -> str | None:
         return None
     found = {}
     for score, row in results["summary"].items():
-        value = row.get("bleu_to_20")
-        known = [v for v in value or [] if v is not None]
-        if known:
-            found[score] = statistics.fmean(known)
+        value = report.mean(row.get("bleu_to_20") or [])
+        if value is not None:
+            found[score] = value
     if not found:
         return None
     listed = joined([f"{label(s)} {v:.1f}" for s, v in found.items()])
@@ -195,16 +185,13 @@ def _unscaled(results: Results, depth: int) -> str | None:
     plain, scaled = mean(results, "dot", "bleu"), mean(results, "scaled_dot", "bleu")
     if plain is None or scaled is None:
         return None
-    seeds = results["settings"]["seeds"]
     gap = scaled - plain
-    if seeds == 1:
+    runs = [report.known(results["summary"][s]["bleu"]) for s in ("dot", "scaled_dot")]
+    spreads = [statistics.stdev(run) for run in runs if len(run) > 1]
+    if not spreads:
         verdict = "one seed cannot say whether that is more than chance"
     else:
-        spread = max(
-            statistics.stdev(v)
-            for s in ("dot", "scaled_dot")
-            if len(v := [x for x in results["summary"][s]["bleu"] if x is not None]) > 1
-        )
+        spread = max(spreads)
         verdict = (
             f"more than twice the spread over seeds ({spread:.1f})"
             if abs(gap) > 2 * spread
@@ -319,9 +306,9 @@ def _cost(results: Results) -> Table:
                 [
                     label(score),
                     mean_sd(row["step_milliseconds"]),
-                    memory(max((t for t in row["temporaries"] if t), default=None)),
+                    memory(max(report.known(row["temporaries"]), default=None)),
                     mean_sd([m["train"]["compile_seconds"] for m in own]),
-                    duration(statistics.fmean(m["seconds"]["training"] for m in own)),
+                    duration(report.mean(m["seconds"]["training"] for m in own)),
                     mean_sd([m["seconds"]["scoring"] for m in own]),
                 ]
             )

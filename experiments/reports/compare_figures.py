@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments import figures
-from experiments.report import Heatmap, Picture
+from experiments.report import Heatmap, Picture, known, number
 
 Results = Mapping[str, Any]
 
@@ -56,14 +56,9 @@ def _loss(results: Results, folder: Path) -> Picture:
         x="step",
         y="loss, nats a token",
     )
-    last = ", ".join(
-        f"{figures.label(n)} {r[0][-1][1]:.2f}"
-        for n, r in held_out.items()
-        if r and r[0] and r[0][-1][1] is not None
-    )
     return Picture(
         "figures/loss.png",
-        f"Loss falls over the steps for all models; held out it ends at: {last}.",
+        f"Loss over the steps; held out it ends at: {_ends(held_out)}.",
         "Loss over the steps, in training (means of some steps each) and on held-out sentences.",
     )
 
@@ -81,15 +76,19 @@ def _entropy(results: Results, folder: Path) -> Picture:
         y="entropy / ln S",
         low_y=0,
     )
-    last = ", ".join(
-        f"{figures.label(n)} {r[0][-1][1]:.2f}"
-        for n, r in series.items()
-        if r[0] and r[0][-1][1] is not None
-    )
     return Picture(
         "figures/entropy.png",
-        f"Entropy over the steps; it ends at: {last}.",
+        f"Entropy over the steps; it ends at: {_ends(series)}.",
         "1 is attention spread over all source tokens alike, 0 is one token taking all.",
+    )
+
+
+def _ends(series: Mapping[str, Any]) -> str:
+    """Return the last value of the first run of each, in words."""
+    ends = {n: runs[0][-1][1] for n, runs in series.items() if runs and runs[0]}
+    return ", ".join(
+        f"{figures.label(n)} {number(v, '.2f') if known([v]) else 'diverged'}"
+        for n, v in ends.items()
     )
 
 
@@ -101,7 +100,7 @@ def _attention(results: Results, folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for i, example in enumerate(models[0]["test"]["attention"]):
         panels = [
-            (figures.label(m["score"]), np.array(m["test"]["attention"][i]["weights"]))
+            (figures.label(m["score"]), np.array(m["test"]["attention"][i]["weights"], float))
             for m in models
         ]
         gold = [(s, t) for s, t in example["gold"]]
@@ -126,5 +125,7 @@ def _attention(results: Results, folder: Path) -> dict[str, Any]:
 
 def _strongest(weights: np.ndarray, example: Mapping[str, Any]) -> str:
     """Return in words where each target word looks most, for those who cannot see the picture."""
+    if not np.isfinite(weights).all():
+        return "diverged"
     links = zip(example["target"], weights.argmax(1), strict=True)
     return ", ".join(f"{word} → {example['source'][s]}" for word, s in links)

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.figures import label
 from experiments.report import joined
+from experiments.report import known as measured
 
 Results = Mapping[str, Any]
 _NOISE = 0.1  # by which the medians of two timings of one thing may differ on a shared machine
@@ -14,13 +15,13 @@ _NOISE = 0.1  # by which the medians of two timings of one thing may differ on a
 def costs_in_words(results: Results) -> str | None:
     """Return the step times as ratios, those within the noise of 1 apart from the others."""
     own = results["summary"].get("scaled_dot", {}).get("step_milliseconds", [])
-    known = [t for t in own if t]
+    known = [t for t in measured(own) if t]
     if not known:
         return None
     apart, alike = [], []
     for score, row in results["summary"].items():
         times = zip(row["step_milliseconds"], own, strict=True)
-        ratios = [t / b for t, b in times if t and b]
+        ratios = measured(t / b for t, b in times if t and b)
         if score == "scaled_dot" or not ratios:
             continue
         noise = 2 * statistics.stdev(ratios) if len(ratios) > 1 else _NOISE

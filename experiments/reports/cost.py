@@ -225,7 +225,7 @@ def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
         panels.append((words, series))
     figures.curves(
         folder / "figures/time.png", panels, x="length (T = S)", y="milliseconds", log_x=True,
-        log_y=True, markers=True,
+        log_y=True, markers=True, missing="not run",
     )  # fmt: skip
     sizes = results["temporaries"]
     panels = []
@@ -240,7 +240,7 @@ def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
         panels.append((words, series))
     figures.curves(
         folder / "figures/memory.png", panels, x="length (T = S)", y="temporaries, MiB", log_x=True,
-        log_y=True, markers=True,
+        log_y=True, markers=True, missing="not measured",
     )  # fmt: skip
     return {
         "time": Picture(

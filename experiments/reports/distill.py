@@ -1,6 +1,5 @@
 """The report of the study of distillation."""
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from experiments.report import (
     Row,
     Section,
     Table,
+    diverged,
     joined,
+    mean,
     mean_sd,
 )
 
@@ -47,7 +48,9 @@ def build(results: Results, folder: Path) -> Report:
         title="What a student learns from a teacher",
         question=results["question"],
         answer=_answer(results),
-        warnings=_warnings(results),
+        warnings=diverged(
+            (f"{WORDS[m['way']]}, seed {m['seed']},", m["diverged_at"]) for m in results["models"]
+        ),
         sections=[
             Section("After training", [how], [_bars(results, folder), _table(results)]),
             Section(
@@ -65,26 +68,27 @@ def build(results: Results, folder: Path) -> Report:
 
 def _best(results: Results) -> float:
     """Return the best student's mean BLEU."""
-    found = [
-        statistics.fmean(x["bleu"]) for way, x in results["summary"].items() if way != "teacher"
-    ]
-    return max(found)
+    return max(v for way, v in _means(results).items() if way != "teacher")
+
+
+def _means(results: Results) -> dict[str, float]:
+    """Return the mean BLEU of each way of learning, 0 where no seed has one."""
+    return {way: mean(found["bleu"]) or 0.0 for way, found in results["summary"].items()}
 
 
 def gains(results: Results) -> dict[str, float]:
     """Return the mean BLEU that each way of learning gains over the references alone."""
-    summary = results["summary"]
-    if "none" not in summary:
+    means = _means(results)
+    if "none" not in means:
         return {}
-    base = statistics.fmean(summary["none"]["bleu"])
-    others = [way for way in summary if way not in ("none", "teacher")]
-    return {way: statistics.fmean(summary[way]["bleu"]) - base for way in others}
+    others = [way for way in means if way not in ("none", "teacher")]
+    return {way: means[way] - means["none"] for way in others}
 
 
 def _answer(results: Results) -> list[str]:
     summary = results["summary"]
-    means = {way: statistics.fmean(found["bleu"]) for way, found in summary.items()}
-    students = {way: mean for way, mean in means.items() if way != "teacher"}
+    means = _means(results)
+    students = {way: bleu for way, bleu in means.items() if way != "teacher"}
     if (best := _best(results)) < _LEARNT:
         steps = results["settings"]["steps"]
         return [
@@ -93,7 +97,7 @@ def _answer(results: Results) -> list[str]:
             "learnt from."
         ]
     ranked = sorted(students.items(), key=lambda item: -item[1])
-    listed = joined([f"{WORDS[way]} {mean:.1f}" for way, mean in ranked])
+    listed = joined([f"{WORDS[way]} {bleu:.1f}" for way, bleu in ranked])
     smaller = summary["teacher"]["parameters"] / summary[ranked[0][0]]["parameters"]
     said = [
         f"BLEU of the teacher {means['teacher']:.1f}; of students with {smaller:.0f} times fewer "
@@ -106,15 +110,6 @@ def _answer(results: Results) -> list[str]:
         more = means["logits and maps"] - means["logits"]
         said.append(f"Maps beside logits change BLEU by {more:+.1f}.")
     return said
-
-
-def _warnings(results: Results) -> list[str]:
-    return [
-        f"{WORDS[model['way']]}, seed {model['seed']}: diverged at step {model['diverged_at']}; "
-        "what is shown is the model before it."
-        for model in results["models"]
-        if model["diverged_at"] is not None
-    ]
 
 
 def _bars(results: Results, folder: Path) -> Picture:

@@ -1,13 +1,12 @@
 """The report of the doctor: what ails the models of a run."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import figures
-from experiments.report import Block, Picture, Report, Row, Section, Table, joined
+from experiments.report import Block, Picture, Report, Row, Section, Table, joined, known, number
 
 Results = Mapping[str, Any]
 _PANEL = 11  # curves that can be told apart
@@ -69,7 +68,7 @@ def _findings(results: Results) -> Table:
 def _models(results: Results) -> Table:
     rows = []
     for model in results["models"]:
-        norms = [v for _, v in model["gradient_norm"] if v is not None and math.isfinite(v)]
+        norms = known(v for _, v in model["gradient_norm"])
         rows.append(
             Row(
                 [
@@ -95,7 +94,7 @@ def _moved(observed: Sequence[Mapping[str, Any]], name: str) -> str:
     ends = [observed[0].get(name), observed[-1].get(name)]
     if ends == [None, None]:
         return "–"
-    return " → ".join("–" if v is None else f"{v:.3g}" for v in ends)
+    return " → ".join(number(v, ".3g") for v in ends)
 
 
 def _pictures(results: Results, folder: Path) -> list[Block]:

@@ -7,7 +7,17 @@ from typing import Any
 
 from experiments import long_figures
 from experiments.families import PATTERNS
-from experiments.report import Picture, Report, Row, Section, Table, joined, mean_sd, memory
+from experiments.report import (
+    Picture,
+    Report,
+    Row,
+    Section,
+    Table,
+    diverged,
+    joined,
+    mean_sd,
+    memory,
+)
 from experiments.reports.long_published import SOURCES, arena
 
 Results = Mapping[str, Any]
@@ -48,7 +58,13 @@ def build(results: Results, folder: Path) -> Report:
         title="Long sequences: what patterns and families cost, and what they lose",
         question=results["question"],
         answer=_answer(results),
-        warnings=[f"One was wrong and is not measured. {fault}." for fault in faults],
+        warnings=[
+            *(f"One was wrong and is not measured. {fault}." for fault in faults),
+            *diverged(
+                (f"{_TASKS[m['task']]} with {m['name']}, seed {m['seed']},", m["diverged_at"])
+                for m in results["models"]
+            ),
+        ],
         sections=sections,
     )
 

@@ -12,6 +12,7 @@ from experiments.report import (
     Row,
     Section,
     Table,
+    diverged,
     joined,
     mean_sd,
 )
@@ -50,6 +51,10 @@ def build(results: Results, folder: Path) -> Report:
         title="Train short, test long: positions",
         question=results["question"],
         answer=_answer(results),
+        warnings=diverged(
+            (f"{_TASKS[m['task']]} with {WORDS[m['scheme']]}, seed {m['seed']},", m["diverged_at"])
+            for m in results["models"]
+        ),
         sections=[
             Section(
                 "Accuracy against length",

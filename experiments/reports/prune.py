@@ -1,6 +1,5 @@
 """The report of the study of pruning."""
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,12 @@ from experiments.report import (
     Row,
     Section,
     Table,
+    diverged,
     joined,
+    known,
+    mean,
     mean_sd,
+    number,
 )
 
 Results = Mapping[str, Any]
@@ -40,6 +43,7 @@ def build(results: Results, folder: Path) -> Report:
         title="Fewer heads",
         question=results["question"],
         answer=_answer(results),
+        warnings=diverged((f"seed {m['seed']}", m["diverged_at"]) for m in results["models"]),
         sections=[
             Section(
                 "Quality against heads removed",
@@ -57,15 +61,16 @@ def build(results: Results, folder: Path) -> Report:
 
 
 def _means(results: Results, part: str, order: str) -> list[float]:
-    return [statistics.fmean(values) for values in results["parts"][part]["bleu"][order]]
+    """Return the mean BLEU by number of heads removed, 0 where no seed has one."""
+    return [mean(values) or 0.0 for values in results["parts"][part]["bleu"][order]]
 
 
 def unnoticed(results: Results, part: str, order: str) -> int:
     """Return how many heads of a part go before BLEU falls below 98 % of the whole model's."""
     means = _means(results, part, order)
     found = 0
-    for count, mean in zip(results["parts"][part]["removed"], means, strict=True):
-        if mean < _UNNOTICED * means[0]:
+    for count, bleu in zip(results["parts"][part]["removed"], means, strict=True):
+        if bleu < _UNNOTICED * means[0]:
             break
         found = count
     return found
@@ -184,7 +189,7 @@ def _saved(results: Results) -> Table:
                     WORDS[part],
                     str(made[0]["removed"]),
                     f"{results['models'][0]['parameters']:,} → {made[0]['parameters']:,}",
-                    f"{max(p['difference'] for p in made):.1e}",
+                    number(max(known(p["difference"] for p in made), default=None), ".1e"),
                 ]
             )
         )

@@ -1,6 +1,5 @@
 """The report of the scaling study."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,12 @@ from experiments.report import (
     Row,
     Section,
     Table,
+    diverged,
     joined,
+    known,
+    mean,
     mean_sd,
+    number,
 )
 
 Results = Mapping[str, Any]
@@ -88,19 +91,19 @@ def _before(results: Results) -> list[str]:
     depths = sorted({c["depth"] for c in results["untrained"]})
     low, high = depths[0], depths[-1]
 
-    def mean(depth: int, score: str, measure: str) -> float:
-        return statistics.fmean(_untrained(results, depth, score, measure))
+    def shown(depth: int, score: str, measure: str, form: str) -> str:
+        return number(mean(_untrained(results, depth, score, measure)), form)
 
     return [
-        f"Before training, the unscaled dot gives one key {mean(high, 'dot', 'largest'):.0%} of "
-        f"the weight on average at depth {high} ({mean(low, 'dot', 'largest'):.0%} at depth "
+        f"Before training, the unscaled dot gives one key {shown(high, 'dot', 'largest', '.0%')} "
+        f"of the weight on average at depth {high} ({shown(low, 'dot', 'largest', '.0%')} at depth "
         f"{low}); its softmax lets through a median gradient of "
-        f"{mean(high, 'dot', 'jacobian'):.4f} there ({mean(low, 'dot', 'jacobian'):.3f}).",
+        f"{shown(high, 'dot', 'jacobian', '.4f')} there ({shown(low, 'dot', 'jacobian', '.3f')}).",
         "Scaled by 1/√d it hardly changes with the depth: entropy "
-        f"{mean(low, 'scaled_dot', 'entropy'):.3f} of ln n at depth {low}, "
-        f"{mean(high, 'scaled_dot', 'entropy'):.3f} at {high}. The additive score stays broad as "
-        f"well: {mean(low, 'additive', 'entropy'):.3f} and "
-        f"{mean(high, 'additive', 'entropy'):.3f}.",
+        f"{shown(low, 'scaled_dot', 'entropy', '.3f')} of ln n at depth {low}, "
+        f"{shown(high, 'scaled_dot', 'entropy', '.3f')} at {high}. The additive score stays broad "
+        f"as well: {shown(low, 'additive', 'entropy', '.3f')} and "
+        f"{shown(high, 'additive', 'entropy', '.3f')}.",
     ]
 
 
@@ -116,9 +119,9 @@ def _during(results: Results) -> list[str]:
                 f"scale, best first: {listed}."
             )
         half = {n: _half(_cells(results, depth, n)) for n in _names(results)}
-        known = sorted((v, n) for n, v in half.items() if v is not None)
-        if known:
-            words = joined([f"{n} at step {v:.0f}" for v, n in known])
+        reached = sorted((v, n) for n, v in half.items() if v is not None)
+        if reached:
+            words = joined([f"{n} at step {v:.0f}" for v, n in reached])
             never = [n for n, v in half.items() if v is None]
             said.append(
                 f"Half of the starting loss is reached, at depth {depth}, by {words}"
@@ -128,36 +131,27 @@ def _during(results: Results) -> list[str]:
 
 
 def _last(cells: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    known = [v for c in cells if (v := c["observed"][-1][name]) is not None]
-    return statistics.fmean(known) if known else None
+    return mean(c["observed"][-1][name] for c in cells)
 
 
 def _half(cells: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the mean step at which held-out loss is half of what it was; None if one never is."""
     steps = []
     for cell in cells:
+        losses = [(o["step"], v) for o in cell["observed"] for v in known([o["valid_loss"]])]
         start = cell["observed"][0]["valid_loss"]
-        found = next(
-            (
-                o["step"]
-                for o in cell["observed"]
-                if o["valid_loss"] is not None and o["valid_loss"] <= start / 2
-            ),
-            None,
-        )
-        if found is None:
+        found = [step for step, loss in losses if known([start]) and loss <= start / 2]
+        if not found:
             return None
-        steps.append(found)
-    return statistics.fmean(steps) if steps else None
+        steps.append(found[0])
+    return mean(steps)
 
 
 def _warnings(results: Results) -> list[str]:
-    return [
-        f"Diverged: {c['name']} at depth {c['depth']}, seed {c['seed']}: the loss was not finite "
-        f"at step {c['diverged_at']}."
+    return diverged(
+        (f"{c['name']} at depth {c['depth']}, seed {c['seed']},", c["diverged_at"])
         for c in results["trained"]
-        if c["diverged_at"] is not None
-    ]
+    )
 
 
 def _untrained_picture(results: Results, folder: Path) -> Picture:
@@ -241,7 +235,7 @@ def _curve(results: Results, folder: Path, measure: str, title: str, log: bool =
 def _end(cells: Sequence[Mapping[str, Any]], measure: str) -> str:
     if measure == "entropy":
         return mean_sd([c["observed"][-1]["entropy"] for c in cells], 2)
-    return mean_sd([_thinned(c[measure])[-1][1] for c in cells], 3)
+    return mean_sd([points[-1][1] for c in cells if (points := _thinned(c[measure]))], 3)
 
 
 def _thinned(values: Sequence[float | None]) -> list[tuple[int, float | None]]:
@@ -249,8 +243,8 @@ def _thinned(values: Sequence[float | None]) -> list[tuple[int, float | None]]:
     stretch = max(1, len(values) // 50)
     points: list[tuple[int, float | None]] = []
     for start in range(0, len(values), stretch):
-        part = [v for v in values[start : start + stretch] if v is not None]
-        points.append((start + len(part), statistics.fmean(part) if part else None))
+        part = values[start : start + stretch]
+        points.append((start + len(part), mean(part)))
     return points
 
 
@@ -269,7 +263,7 @@ def _trained_table(results: Results) -> Table:
                         mean_sd([c["observed"][-1]["entropy"] for c in cells], 2),
                         mean_sd([c["observed"][-1]["valid_loss"] for c in cells], 3),
                         mean_sd([c["observed"][-1]["accuracy"] for c in cells], 1, percent=True),
-                        mean_sd([statistics.fmean(c["gradient_norm"][:20]) for c in cells], 2),
+                        mean_sd([mean(c["gradient_norm"][:20]) for c in cells], 2),
                     ]
                 )
             )
@@ -290,10 +284,11 @@ def _claims(results: Results) -> list[str]:
         f"({COMPARE_THE_SHAPE}.)"
     ]
     for depth in _depths(results):
-        start = {
-            n: statistics.fmean(c["observed"][0]["entropy"] for c in _cells(results, depth, n))
+        entropies = {
+            n: mean(c["observed"][0]["entropy"] for c in _cells(results, depth, n))
             for n in _names(results)
         }
+        start = {n: v for n, v in entropies.items() if v is not None}
         half = {n: _half(_cells(results, depth, n)) for n in _names(results)}
         slow, right = half.get("no scale"), half.get("1/√d")
         if right is not None:

@@ -1,7 +1,6 @@
 """The report of the study of stability."""
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,10 @@ from experiments.report import (
     Row,
     Section,
     Table,
+    diverged,
     joined,
+    known,
+    mean,
     mean_sd,
 )
 
@@ -38,6 +40,13 @@ def build(results: Results, folder: Path) -> Report:
         title="How high the learning rate may be",
         question=results["question"],
         answer=_answer(results),
+        warnings=diverged(
+            (
+                f"{m['form']} at learning rate {m['learning_rate']:g}, seed {m['seed']},",
+                m["diverged_at"],
+            )
+            for m in results["models"]
+        ),
         sections=[
             Section("Over the learning rates", [how], [_sweep(results, folder), _table(results)]),
             Section(
@@ -54,15 +63,10 @@ def build(results: Results, folder: Path) -> Report:
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.fmean(known) if known else None
-
-
 def _best(results: Results, form: str) -> tuple[float, float] | None:
     """Return the lowest mean loss of a form and the learning rate that it has it at."""
     rates, losses = results["learning_rates"], results["summary"][form]["valid_loss"]
-    ranked = [(m, r) for r, v in zip(rates, losses, strict=True) if (m := _mean(v)) is not None]
+    ranked = [(m, r) for r, v in zip(rates, losses, strict=True) if (m := mean(v)) is not None]
     return min(ranked, default=None)
 
 
@@ -93,7 +97,7 @@ def _answer(results: Results) -> list[str]:
     ends = []
     for form in forms:
         summary = results["summary"][form]
-        entropy, logit = _mean(summary["entropy"][at]), _mean(summary["max_logit"][at])
+        entropy, logit = mean(summary["entropy"][at]), mean(summary["max_logit"][at])
         if entropy is not None and logit is not None:
             ends.append(f"{form} {entropy:.2f} of ln n with logits up to {logit:.3g}")
     if ends:
@@ -157,7 +161,7 @@ def _table(results: Results) -> Table:
 
 
 def _largest(model: Mapping[str, Any]) -> float | None:
-    return max((v for v in model["gradient_norm"] if v is not None), default=None)
+    return max(known(model["gradient_norm"]), default=None)
 
 
 def _steps(results: Results, folder: Path, name: str, words: str, *, log: bool = False) -> Picture:
@@ -170,10 +174,7 @@ def _steps(results: Results, folder: Path, name: str, words: str, *, log: bool =
     panels = []
     for rate in results["learning_rates"]:
         own = [m for m in results["models"] if m["learning_rate"] == rate]
-        series = {
-            form: [_above_zero(curve(m)) if log else curve(m) for m in own if m["form"] == form]
-            for form in results["summary"]
-        }
+        series = {form: [curve(m) for m in own if m["form"] == form] for form in results["summary"]}
         panels.append((f"learning rate {rate:g}", series))
     file = f"figures/{name}.png"
     figures.curves(folder / file, panels, x="step", y=words, log_y=log)
@@ -181,10 +182,6 @@ def _steps(results: Results, folder: Path, name: str, words: str, *, log: bool =
         file, f"{words} over the steps, by learning rate.",
         f"{words} over the steps, mean and range over the seeds, by learning rate.",
     )  # fmt: skip
-
-
-def _above_zero(curve: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
-    return [(step, v if v is not None and v > 0 else None) for step, v in curve]
 
 
 def _changed(results: Results, form: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.errors import UsageError
 from experiments.options import StudyOptions, check_positive, flag
 from experiments.runs import RunFolder
 
@@ -60,6 +61,8 @@ class Scaling(StudyOptions):
             check_positive(flag(name), getattr(self, name))
         check_positive("--learning-rate", self.learning_rate, least=0)
         for name in ("depths", "train_depths"):
+            if not getattr(self, name, None):
+                raise UsageError(f"{flag(name)} is empty; give at least one, as {flag(name)} 64")
             for value in getattr(self, name) or ():
                 check_positive(flag(name), value)
 
