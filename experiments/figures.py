@@ -48,19 +48,10 @@ _STYLES: dict[str, tuple[str, Any]] = {
     "cosine": ("#56b4e9", "-."),
 }
 _SPARE: list[tuple[str, Any]] = [
-    ("#0072b2", "-"),
-    ("#d55e00", "--"),
-    ("#009e73", "-."),
-    ("#cc79a7", ":"),
-    ("#b8860b", "-"),
-    ("#56b4e9", "--"),
-    ("#6b7280", (0, (1, 1.2))),
-    ("#7c3aed", "-."),
-    ("#111827", "-"),
-    ("#e69f00", ":"),
-    ("#a3153f", "--"),
-    ("#8b5a2b", "-"),
-]
+    ("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#b8860b", "-"),
+    ("#56b4e9", "--"), ("#6b7280", (0, (1, 1.2))), ("#7c3aed", "-."), ("#111827", "-"),
+    ("#e69f00", ":"), ("#a3153f", "--"), ("#8b5a2b", "-"),
+]  # fmt: skip
 _LOOK = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -75,10 +66,8 @@ _LOOK = {
     "axes.axisbelow": True,
     "grid.color": "#e7e9ec",
     "grid.linewidth": 0.8,
-    "xtick.color": "#3b4149",
-    "ytick.color": "#3b4149",
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+    **{f"{axis}tick.color": "#3b4149" for axis in "xy"},
+    **{f"{axis}tick.major.size": 0 for axis in "xy"},
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
@@ -130,9 +119,8 @@ def _fonts() -> dict[str, frozenset[int]]:
     """
     found = {}
     for name in _FAMILIES:
-        regular = font_manager.FontProperties(
-            family=name, style="normal", weight="normal", stretch="normal"
-        )
+        kind = {"style": "normal", "weight": "normal", "stretch": "normal"}
+        regular = font_manager.FontProperties(family=name, **kind)
         try:
             file = font_manager.fontManager.findfont(regular, fallback_to_default=False)
         except ValueError:
@@ -179,15 +167,14 @@ def curves(
         mark_y: a level to mark with a thin line, and its words.
         missing: why a name has no points.
     """
-    least = 0.0 if log_y else -math.inf
-    drawn: dict[str, bool] = {}
+    least, drawn = 0.0 if log_y else -math.inf, set()
     with look():
         figure, axes = _panels(len(panels), height=3.1, same_y=same_y)
         for ax, (title, series) in zip(axes, panels, strict=True):
             ax.set_title(title)
             for index, (name, runs) in enumerate(series.items()):
-                some = _line(ax, name, index, runs, markers, least)
-                drawn[name] = drawn.get(name, False) or some
+                if _line(ax, name, index, runs, markers, least):
+                    drawn.add(name)
             if not any(line.get_xdata().size for line in ax.lines):
                 ax.text(0.5, 0.5, missing, transform=ax.transAxes, ha="center", color="#6b7280")
             scales(ax, x, log_x, log_y)
@@ -201,9 +188,8 @@ def curves(
                     color="#6b7280",
                 )  # fmt: skip
         axes[0].set_ylabel(y)
-        _legend(
-            figure, axes[0], {label(n): f"{label(n)} ({missing})" for n in drawn if not drawn[n]}
-        )
+        absent = {n for _, series in panels for n in series} - drawn
+        _legend(figure, axes[0], {label(n): f"{label(n)} ({missing})" for n in absent})
         figure.savefig(file)
 
 
