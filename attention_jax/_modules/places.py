@@ -7,7 +7,7 @@ draws their first values, and for any values of them it turns queries and keys o
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
 from attention_jax._modules.recipes import Draw, Given, ScoreRecipe, Sizes
+
+# What `positions=` takes; what else is given gets an error of ours.
+AnyPositions = Annotated[Any, "PositionRecipe | Term | str | None"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ first values, and for any values of them it builds the score.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from attention_jax._modules.arguments import check_activation
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats
 
+# What `score=` takes; what else is given gets an error of ours.
+AnyScore = Annotated[Any, "Score | ScoreRecipe | str | None, or a function that makes a Score"]
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 Draw = Callable[[Array], Array]
 
@@ -352,3 +354,14 @@ def recipe(score: Score | ScoreRecipe | str | None) -> ScoreRecipe:
             raise ValueError(f"unknown score {score!r}: the names are {', '.join(NAMED)}")
         return NAMED[score]
     raise TypeError(f"score must be a Score, a score recipe or a name, got {type(score).__name__}")
+
+
+def is_factory(score: Any) -> bool:
+    """Whether `score` is a function that makes a score from the layer's sizes."""
+    return callable(score) and not isinstance(score, Score | ScoreRecipe)
+
+
+def check_score(score: Any) -> None:
+    """Raises at construction what the score of a layer would raise when it is used."""
+    if not is_factory(score):
+        recipe(score)

@@ -37,6 +37,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
     implementation: str | tuple[str, ...] | None = None
     block_size: int | tuple[int, int] | None = None
 
+    _passed_on = ("score", "positions", "mask")
     _arguments: ClassVar[Mapping[str, str]] = {
         "mask": "A mask object or boolean array, True where a query may attend to a key.",
         "bias": "Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.",

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, dataclass_transform
 
 import jax.numpy as jnp
 
@@ -14,6 +14,8 @@ from attention_jax._modules.settings import check_settings
 from attention_jax.layers import docstrings
 
 Class = TypeVar("Class", bound=type)
+Out = TypeVar("Out")
+P = ParamSpec("P")
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
@@ -29,12 +31,14 @@ class Body:
     """Base of the bodies.
 
     A flavour's module derives from a body and from the flavour's own base, in this order; that base
-    defines `_part` and `_dropout_key`. Public methods take `**random`, which stands for the
+    defines the methods that raise here. Public methods take `**random`, which stands for the
     arguments by which the flavour is given a random key; they hand it on to the methods of
     submodules, and in the end to `_dropout_key`.
     """
 
     _counts: ClassVar[tuple[str, ...]] = ()  # the settings that are positive ints, or None
+    _passed_on: ClassVar[tuple[str, ...]] = ()  # the settings that only construction uses
+    _first: ClassVar[str | None] = None  # what makes the submodule that checks the settings
     _random: ClassVar[Mapping[str, str]] = {}  # what `random` stands for, with descriptions
     _arguments: ClassVar[Mapping[str, str]] = {}  # descriptions of what several methods take
     _flag_hint: ClassVar[str] = ""  # how else the flavour sets `deterministic`, for a message
@@ -52,6 +56,30 @@ class Body:
 
     def _part(self, name: str) -> Any:
         """The submodule that was made with `Construction.keep` under the name of a setting."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _unbound(self, name: str, build: Callable[[Any], Any]) -> Any:
+        """The submodule `name`, which `build(make)` makes, for methods that need no variables."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _each(
+        self, call: Callable[..., Any], carry: Any, items: Any = None, **random: Any
+    ) -> tuple[Any, Any]:
+        """`carry, extra = call(layer, carry, item, **random)`, for each of `layers` in turn.
+
+        Args:
+            call: What to do with a layer.
+            carry: The first layer's input.
+            items: One for each layer: a sequence, or stacked where the layers are scanned.
+            **random: The flavour's arguments.
+
+        Returns:
+            The carry after the last layer, and the extras: a tuple, or stacked where scanned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _cache_of(self, attention: Any) -> Any:
+        """The cache that an attention keeps itself, with `decode`; None where there is none yet."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _dropout_key(self, name: str, training: Any, **random: Any) -> Any:
@@ -97,6 +125,21 @@ class LinearSettings(Body):
     param_dtype: Any = jnp.float32
     precision: Any = None
     kernel_init: Initializer = KERNEL_INIT
+
+
+def arguments_of(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., Out]], Callable[Concatenate[Any, P], Out]]:
+    """Declares that a method has the arguments of another one, with their descriptions."""
+
+    def declare(function: Any) -> Any:
+        own: Any = inspect.signature(function)
+        signature = inspect.signature(method)
+        function.__signature__ = signature.replace(return_annotation=own.return_annotation)
+        function.described_by = method
+        return function
+
+    return declare
 
 
 def setting_names(cls: type) -> list[str]:
@@ -151,6 +194,8 @@ def _copy(function: Callable[..., Any], cls: Any, known: Mapping[str, str]) -> C
         for name in cls._random:
             parameters[name] = inspect.Parameter(name, kind, default=None, annotation=Any)
         copy.__signature__ = signature.replace(parameters=parameters.values())  # type: ignore[attr-defined]
+    if hasattr(source, "described_by"):
+        known = {**known, **docstrings.arguments(source.described_by.__doc__)}
     copy.__doc__ = docstrings.completed(source.__doc__, parameters, known)
     return copy
 

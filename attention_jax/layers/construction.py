@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_jax._core.axes import Array
+from attention_jax.layers.body import setting_names
 
 Draw = Callable[[Array], Array]
 
@@ -48,6 +49,26 @@ class Construction:
         """The parameter that `draw` makes from a key; its array is `parameter[...]`."""
         raise NotImplementedError
 
+    def layer_norm(self, features: int, **options: Any) -> Any:
+        """LayerNorm over the last axis."""
+        raise NotImplementedError
+
+    def layer(self, body: Any, *args: Any, **options: Any) -> Any:
+        """The module of this flavour that is made of a body.
+
+        Settings that it shares with the one under construction are passed on by name, unless
+        `options` has others.
+        """
+        raise NotImplementedError
+
+    def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
+        """`kind(*args, **options)`; None is `MultiHeadAttention`."""
+        raise NotImplementedError
+
+    def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
+        """`count` layers, for `Body._each`."""
+        raise NotImplementedError
+
     def dropout_stream(self, rate: float | int) -> None:
         """A stream of dropout keys for the module, where the flavour keeps one."""
         raise NotImplementedError
@@ -55,6 +76,10 @@ class Construction:
     def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
         """The parameters of a score, as the part "score"."""
         raise NotImplementedError
+
+    def shared(self, body: Any, given: Any) -> dict[str, Any]:
+        """The settings of `body` that the module under construction has, bar those `given`."""
+        return self.take(*(name for name in setting_names(body) if name not in given))
 
     def keep(self, name: str, part: Any) -> None:
         """Makes `part` a submodule under a name that may be that of a setting; see `Body._part`."""

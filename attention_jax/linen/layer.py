@@ -1,17 +1,23 @@
 """How a body becomes a Linen module: its fields, its parts and its random keys."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
 
 from attention_jax._core.axes import Array
+from attention_jax.cache import KVCache
 from attention_jax.layers import body
 from attention_jax.layers.construction import Construction, Draw
+from attention_jax.linen.caching import stored_cache
+from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.projection import Projection
 from attention_jax.linen.randomness import dropout_key
 from attention_jax.linen.scores import ScoreParameters
+from attention_jax.linen.stacking import apply_layers
+
+MODULES: dict[Any, Any] = {}  # by the body that they are made of
 
 
 class Layer(body.Body, nn.Module):
@@ -24,11 +30,14 @@ class Layer(body.Body, nn.Module):
         own = vars(cls).get("__doc__")
         super().__init_subclass__(**options)
         if any(body.is_body(base) for base in cls.__bases__):
+            MODULES[cls.__bases__[0]] = cls
             cls.__doc__ = own
             body.describe_class(cls, inspect.signature(cls))
 
     def __post_init__(self) -> None:
         self._check(self)
+        if self._first is not None:
+            getattr(self, self._first)(LinenConstruction(self, parent=None))
         super().__post_init__()
 
     def setup(self) -> None:
@@ -37,6 +46,19 @@ class Layer(body.Body, nn.Module):
 
     def _part(self, name: str) -> Any:
         return getattr(self, f"_part_{name}")
+
+    def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
+        del name  # a submodule that is bound would need the variables
+        return build(LinenConstruction(self, parent=None))
+
+    def _each(
+        self, call: Callable[..., Any], carry: Any, items: Any = None, **random: Any
+    ) -> tuple[Any, Any]:
+        self._check_random(random)
+        return apply_layers(self, call, carry, items)
+
+    def _cache_of(self, attention: Any) -> KVCache | None:
+        return stored_cache(attention)
 
     def _dropout_key(self, name: str, training: bool | Array, dropout_rng: Any = None) -> Any:
         return dropout_key(self, name, training, dropout_rng)
@@ -53,9 +75,10 @@ class AttentionLayer(Layer):
 class LinenConstruction(Construction):
     """Makes the parts of a Linen module, in its `setup`."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, **options: Any) -> None:
         super().__init__(layer)
         self._layer = layer
+        self._options = options  # of every submodule that is a layer: parent=None leaves it unbound
 
     def dense(self, inputs: int, outputs: int, **options: Any) -> nn.Dense:
         """`flax.linen.Dense`."""
@@ -71,6 +94,25 @@ class LinenConstruction(Construction):
         """`Module.param`."""
         return self._layer.param(name, draw)
 
+    def layer_norm(self, features: int, **options: Any) -> LayerNorm:
+        """`LayerNorm`."""
+        del features
+        return LayerNorm(**self.take("dtype", "param_dtype"), **options)
+
+    def layer(self, body: Any, *args: Any, **options: Any) -> Any:
+        """The module of the same name and body."""
+        options = {**self.shared(body, options), **options}
+        return MODULES[body](*args, **options, **self._options)
+
+    def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
+        """The module that `kind` makes."""
+        make = MODULES["MultiHeadAttention"] if kind is None else kind
+        return make(*args, **options, **self._options)
+
+    def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
+        """A list of layers, or one that is scanned."""
+        return make() if scanned else [make() for _ in range(count)]
+
     def dropout_stream(self, rate: float | int) -> None:
         """Nothing: the stream comes with `apply`."""
 
@@ -81,4 +123,5 @@ class LinenConstruction(Construction):
 
     def keep(self, name: str, part: Any) -> None:
         """A submodule of that name, as the attribute `_part_name`: a field keeps its own."""
-        setattr(self._layer, f"_part_{name}", part.clone(parent=self._layer, name=name))
+        named = None if part is None else part.clone(parent=self._layer, name=name)
+        setattr(self._layer, f"_part_{name}", named)

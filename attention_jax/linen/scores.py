@@ -1,6 +1,6 @@
 """The parameters of a layer's score and of its position scheme, in Linen's tree."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,25 +11,13 @@ from attention_jax._core.axes import Array
 from attention_jax._core.term import Term
 from attention_jax._modules import places, recipes
 from attention_jax._modules.arguments import cast
-from attention_jax._modules.places import PositionRecipe
+from attention_jax._modules.places import AnyPositions as AnyPositions
+from attention_jax._modules.recipes import AnyScore as AnyScore
 from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
+from attention_jax._modules.recipes import check_score as check_score
+from attention_jax._modules.recipes import is_factory as is_factory
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats
-
-ScoreFactory = Callable[[int, int, Any], Score]
-AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
-AnyPositions = PositionRecipe | Term | str | None
-
-
-def is_factory(score: AnyScore) -> bool:
-    """Whether the score is a function that makes one from the layer's sizes."""
-    return callable(score) and not isinstance(score, Score | ScoreRecipe)
-
-
-def check_score(score: AnyScore) -> None:
-    """Raises, while a layer is written down, what its score would raise when it is used."""
-    if not is_factory(score):
-        recipes.recipe(score)  # type: ignore[arg-type]
 
 
 class Parameters(nn.Module, kw_only=True):
@@ -92,7 +80,7 @@ class ScoreParameters(Parameters):
     @property
     def adapts(self) -> bool:
         """Whether there are states that training calls change."""
-        return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)  # type: ignore[arg-type]
+        return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)
 
     def adapt(self, sizes: Sizes, stats: Stats) -> None:
         """Updates the states after a training call, in the mutable collection "adapted"."""
@@ -110,13 +98,13 @@ class ScoreParameters(Parameters):
         if drawn:
             # Only the structure of what it makes is used after `init`, whatever the key.
             key = self.make_rng("params") if self.is_initializing() else jax.random.key(0)
-            score = self.score(sizes.num_heads, sizes.query_depth, key)  # type: ignore[misc,operator]
+            score = self.score(sizes.num_heads, sizes.query_depth, key)
             if not isinstance(score, Score):
                 raise TypeError(
                     "a score factory (num_heads, head_dim, key) must return a Score, "
                     f"got {type(score).__name__}"
                 )
-        recipe = recipes.recipe(score)  # type: ignore[arg-type]
+        recipe = recipes.recipe(score)
         draws = recipe.parameters(sizes)
         return recipe.bare(), self.values(draws, drawn=drawn, adapted=recipe.adapted)
 

@@ -10,13 +10,10 @@ from attention_jax.nnx.attention import MultiHeadAttention as MultiHeadAttention
 from attention_jax.nnx.decode import beam_decode as beam_decode
 from attention_jax.nnx.decode import greedy_decode as greedy_decode
 from attention_jax.nnx.decode import sample_decode as sample_decode
-from attention_jax.nnx.decoder_layer import TransformerDecoderLayer as TransformerDecoderLayer
 from attention_jax.nnx.graph import GraphAttention as GraphAttention
 from attention_jax.nnx.interop import attention_fn as attention_fn
 from attention_jax.nnx.language import TransformerLM as TransformerLM
-from attention_jax.nnx.layers import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.nnx.mean import MeanAttention as MeanAttention
-from attention_jax.nnx.parts import FeedForward as FeedForward
 from attention_jax.nnx.places import alibi as alibi
 from attention_jax.nnx.places import relative_bias as relative_bias
 from attention_jax.nnx.places import rotary as rotary
@@ -33,8 +30,11 @@ from attention_jax.nnx.scores import general as general
 from attention_jax.nnx.scores import learned_scale as learned_scale
 from attention_jax.nnx.scores import log_length as log_length
 from attention_jax.nnx.scores import scaled_dot as scaled_dot
+from attention_jax.nnx.stacks import FeedForward as FeedForward
 from attention_jax.nnx.stacks import TransformerDecoder as TransformerDecoder
+from attention_jax.nnx.stacks import TransformerDecoderLayer as TransformerDecoderLayer
 from attention_jax.nnx.stacks import TransformerEncoder as TransformerEncoder
+from attention_jax.nnx.stacks import TransformerEncoderLayer as TransformerEncoderLayer
 from attention_jax.nnx.subquadratic import LinearAttention as LinearAttention
 from attention_jax.nnx.subquadratic import LowRankAttention as LowRankAttention
 from attention_jax.nnx.subquadratic import LSHAttention as LSHAttention

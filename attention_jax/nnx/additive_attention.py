@@ -1,11 +1,11 @@
 """Additive attention for NNX."""
 
 from attention_jax.layers import additive
-from attention_jax.nnx.layer import AttentionLayer, module
+from attention_jax.nnx.layer import DroppingLayer, module
 
 
 @module
-class AdditiveAttention(additive.AdditiveAttention, AttentionLayer):
+class AdditiveAttention(additive.AdditiveAttention, DroppingLayer):
     """Additive attention for NNX.
 
     Example:

@@ -1,11 +1,11 @@
 """Graph attention for NNX."""
 
 from attention_jax.layers import graph
-from attention_jax.nnx.layer import AttentionLayer, module
+from attention_jax.nnx.layer import DroppingLayer, module
 
 
 @module
-class GraphAttention(graph.GraphAttention, AttentionLayer):
+class GraphAttention(graph.GraphAttention, DroppingLayer):
     """Graph attention for NNX.
 
     Example:

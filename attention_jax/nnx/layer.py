@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from flax import nnx
@@ -12,17 +12,19 @@ from flax import nnx
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import as_mask
 from attention_jax._modules.recipes import Sizes
+from attention_jax.cache import KVCache
 from attention_jax.layers import body
 from attention_jax.layers.attending import AttentionLayer as AttentionBody
 from attention_jax.layers.construction import Construction, Draw
 from attention_jax.nnx.linear import Projection
+from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import check_rngs, dropout_key, fork_stream
 from attention_jax.nnx.scores import ScoreParameters
+from attention_jax.nnx.stacking import apply_layers, stacked
 
 Class = TypeVar("Class", bound=type)
 
-# What only construction uses: the module has the submodules that are made of it.
-_PASSED_ON = ("score", "cross_score", "positions", "attention", "mask", "rngs", "keep_rngs")
+MODULES: dict[Any, Any] = {}  # by the body that they are made of
 
 
 @body.settings
@@ -49,13 +51,25 @@ class Layer(body.Body, nnx.Module):
     def _part(self, name: str) -> Any:
         return getattr(self, name)
 
+    def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
+        del build  # it was made at construction
+        return getattr(self, name)
+
+    def _each(
+        self, call: Callable[..., Any], carry: Any, items: Any = None, **random: Any
+    ) -> tuple[Any, Any]:
+        return apply_layers(self, call, carry, items, random)
+
+    def _cache_of(self, attention: Any) -> KVCache | None:
+        return attention._own_cache()
+
     def _dropout_key(self, name: str, training: bool | Array, rngs: Any = None) -> Array:
         del training  # without a stream there is an error even where the flag is traced
         return dropout_key(name, rngs, self.rngs)
 
 
-class AttentionLayer(Layer):
-    """Base of the NNX modules that call `attend`."""
+class DroppingLayer(Layer):
+    """Base of the NNX modules that drop something out themselves."""
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Sets what `flax.nnx.view` sets.
@@ -82,19 +96,18 @@ def module(cls: Class) -> Class:
         check_rngs(type(self).__name__, given.rngs)
         self._check(given)
         for name, value in vars(given).items():
-            if not (name in _PASSED_ON or name.endswith(("_init", "_metadata"))):
+            unused = name in self._passed_on or name.endswith(("rngs", "_init", "_metadata"))
+            if not unused:
                 setattr(self, name, value)
         if isinstance(self, AttentionBody):
             self.mask = nnx.data(as_mask(given.mask))
         self._build(NnxConstruction(self, given))
 
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters += signature.parameters.values()
-    __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     cls.__init__ = __init__  # type: ignore[misc]
     cls.__signature__ = signature  # type: ignore[attr-defined]
     body.describe_class(cls, signature)
+    MODULES[cls.__bases__[0]] = cls
     return cls
 
 
@@ -143,6 +156,26 @@ class NnxConstruction(Construction):
         """`flax.nnx.Param`."""
         del name
         return nnx.Param(draw(self._rngs.params()))
+
+    def layer_norm(self, features: int, **options: Any) -> LayerNorm:
+        """`LayerNorm`."""
+        dtypes = self.take("dtype", "param_dtype")
+        return LayerNorm(features, rngs=self._rngs, **dtypes, **options)
+
+    def layer(self, body: Any, *args: Any, **options: Any) -> Any:
+        """The module of the same name and body."""
+        options = {**self.shared(body, options), **options}
+        return MODULES[body](*args, rngs=self._rngs, **options)
+
+    def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
+        """The module that `kind` makes."""
+        make = MODULES["MultiHeadAttention"] if kind is None else kind
+        return make(*args, rngs=self._rngs, **options)
+
+    def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
+        """A list of layers, or one whose variables are stacked."""
+        every = [make() for _ in range(count)]
+        return stacked(every) if scanned else nnx.List(every)
 
     def dropout_stream(self, rate: float | int) -> None:
         """A fork of the stream "dropout", where there is a rate and a stream."""

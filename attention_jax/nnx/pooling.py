@@ -1,11 +1,11 @@
 """Attention pooling for NNX."""
 
 from attention_jax.layers import pooling
-from attention_jax.nnx.layer import AttentionLayer, module
+from attention_jax.nnx.layer import DroppingLayer, module
 
 
 @module
-class AttentionPooling(pooling.AttentionPooling, AttentionLayer):
+class AttentionPooling(pooling.AttentionPooling, DroppingLayer):
     """Attention pooling for NNX.
 
     Example:

@@ -1,0 +1,54 @@
+"""The position-wise network of a Transformer layer."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array
+from attention_jax._modules.arguments import Features
+from attention_jax._modules.recipes import BIAS_INIT, Initializer
+from attention_jax._modules.shield import shielded
+from attention_jax.layers.body import LinearSettings, settings
+from attention_jax.layers.construction import Construction
+
+Activation = Callable[[Array], Array]
+
+
+@settings
+class FeedForward(LinearSettings):
+    """The position-wise network, `y = W_2 f(W_1 x + b_1) + b_2`.
+
+    Args:
+        in_features: D, width of input and output.
+        mlp_features: Width of the hidden layer.
+        activation: f, an elementwise function.
+        out_kernel_init: Initialiser of the second kernel; None is `kernel_init`.
+
+    References:
+        Vaswani et al. 2017, arXiv:1706.03762, eq. 2.
+    """
+
+    in_features: int
+    mlp_features: int
+    _: dataclasses.KW_ONLY
+    activation: Activation = jax.nn.relu
+    out_kernel_init: Initializer | None = None
+    bias_init: Initializer = BIAS_INIT
+    use_bias: bool = True
+
+    _counts = ("in_features", "mlp_features")
+
+    def _build(self, make: Construction) -> None:
+        init = make.given.out_kernel_init or make.given.kernel_init
+        self.hidden = make.dense(self.in_features, self.mlp_features)
+        self.out = make.dense(self.mlp_features, self.in_features, kernel_init=init)
+
+    def __call__(self, x: Features) -> Float[Array, "*B T D"]:
+        """The network at every position.
+
+        Args:
+            x: `[*B, T, in_features]`.
+        """
+        return shielded(lambda x: self.out(self.activation(self.hidden(x))), x)

@@ -1,0 +1,214 @@
+"""Layers applied in turn: the encoder and the decoder, from features to features."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array
+from attention_jax._modules.arguments import check_width
+from attention_jax._modules.caches import check_batch
+from attention_jax._modules.policy import Remat, checkpoint_policy
+from attention_jax._modules.recipes import AnyScore
+from attention_jax._modules.shield import shielded
+from attention_jax.layers.body import arguments_of, settings
+from attention_jax.layers.construction import Construction
+from attention_jax.layers.decoder_layer import TransformerDecoderLayer, check_cross_attention
+from attention_jax.layers.encoder_layer import TransformerEncoderLayer
+from attention_jax.layers.transformer_layer import TransformerSettings
+from attention_jax.softmax import Stats
+
+
+@settings
+class LayerStack(TransformerSettings):
+    """Layers applied in turn, and a norm at the end where theirs come first.
+
+    Args:
+        num_layers: The number of layers.
+        num_heads: N, the number of heads.
+        in_features: D, width of input and output.
+        mlp_features: Width of the networks' hidden layers.
+        norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
+        decode: Whether calls bring the next tokens only, as in `MultiHeadAttention`.
+        scan_layers: Whether the layers are scanned: one of them is compiled, and each variable of
+            `layers` has a leading axis of layers. The results are the same; in Linen dropout
+            differs.
+        remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
+            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
+    """
+
+    num_layers: int
+    num_heads: int
+    in_features: int
+    mlp_features: int
+    _: dataclasses.KW_ONLY
+    decode: bool = False
+    scan_layers: bool = False
+    remat: Remat = False
+
+    _counts = ("num_layers", "in_features", "mlp_features")
+    _passed_on = (*TransformerSettings._passed_on, "norm", "decode")
+    _first = "_build_layer"
+    _layer: ClassVar[type]
+
+    def _check(self, given: Any) -> None:
+        super()._check(given)
+        checkpoint_policy(given.remat)
+
+    def _build(self, make: Construction) -> None:
+        self.layers = self._build_layers(make)
+        # The sum of pre-norm layers is not normalised.
+        pre = make.given.norm == "pre"
+        make.keep("norm", make.layer_norm(self.in_features) if pre else None)
+
+    def _build_layer(self, make: Construction) -> Any:
+        return make.layer(self._layer)
+
+    def _build_layers(self, make: Construction) -> Any:
+        return make.layers(lambda: self._build_layer(make), self.num_layers, self.scan_layers)
+
+    def _through(
+        self, name: str, x: Any, args: tuple[Any, ...], told: Mapping[str, Any], cache: Any = None
+    ) -> tuple[Array, Any]:
+        """The method `name` of every layer in turn: the last output, and what else each returns.
+
+        With a cache each layer's follows `x` in the arguments.
+        """
+        check_width("x", x, self.in_features, "[*B, length, in_features]")
+        options = dict(told)
+        random = {key: options.pop(key) for key in self._random if key in options}
+
+        def call(layer: Any, x: Any, own: Any, **random: Any) -> tuple[Array, Any]:
+            given = args if cache is None else (own, *args)
+            out = getattr(layer, name)(x, *given, **options, **random)
+            return out if isinstance(out, tuple) else (out, None)
+
+        # In the dtype of the output, as a scan needs it.
+        x, every = self._each(call, self._cast(x), cache, **random)
+        norm = self._part("norm")
+        return jnp.asarray(x) if norm is None else shielded(norm, x), every
+
+    def _stacked(self, every: Any) -> Any:
+        """What the layers return, with a leading axis of layers."""
+        return every if self.scan_layers else _stack(every)
+
+
+def _stack(every: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *x: jnp.stack(x), *every)
+
+
+@settings
+class TransformerEncoder(LayerStack):
+    """Encoder layers applied in turn.
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.1.
+    """
+
+    _layer = TransformerEncoderLayer
+
+    @arguments_of(TransformerEncoderLayer.__call__)
+    def __call__(self, x: Any, *args: Any, **told: Any) -> Float[Array, "*B S D"]:
+        """The states after the last layer.
+
+        Returns:
+            `[*B, S, in_features]`.
+        """
+        return self._through("__call__", x, args, told)[0]
+
+    @arguments_of(TransformerEncoderLayer.new_cache)
+    def new_cache(self, *args: Any, **told: Any) -> Any:
+        """Each layer's empty cache, for `with_cache`."""
+        layers = self._unbound("layers", self._build_layers)
+        every = [layers] * self.num_layers if self.scan_layers else layers
+        caches = [layer.new_cache(*args, **told) for layer in every]
+        return _stack(caches) if self.scan_layers else tuple(caches)
+
+    @arguments_of(TransformerEncoderLayer.with_cache)
+    def with_cache(self, x: Any, cache: Any, **told: Any) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens, causal: the stack of a decoder-only model.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        check_batch("x", x, cache)
+        return self._through("with_cache", x, (), told, cache)
+
+
+@settings
+class TransformerDecoder(LayerStack):
+    """Decoder layers applied in turn: causal self-attention, and a memory that all attend to.
+
+    Args:
+        cross_score: As in `TransformerDecoderLayer`.
+        cross_attention: As in `TransformerDecoderLayer`.
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.1.
+    """
+
+    _: dataclasses.KW_ONLY
+    cross_score: AnyScore = None
+    cross_attention: str = "attention"
+
+    _layer = TransformerDecoderLayer
+    _passed_on = (*LayerStack._passed_on, "cross_score", "cross_attention")
+
+    def _check(self, given: Any) -> None:
+        super()._check(given)
+        check_cross_attention(given)
+
+    @arguments_of(TransformerDecoderLayer.__call__)
+    def __call__(self, x: Any, *args: Any, **told: Any) -> Float[Array, "*B T D"]:
+        """The states after the last layer.
+
+        Returns:
+            `[*B, T, in_features]`.
+        """
+        return self._through("__call__", x, args, told)[0]
+
+    @arguments_of(TransformerDecoderLayer.with_weights)
+    def with_weights(
+        self, x: Any, *args: Any, **told: Any
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
+        """The states, and every layer's weights of its attention to the memory, before dropout.
+
+        Returns:
+            The states and `[num_layers, *B, N, T, S]`.
+        """
+        x, every = self._through("with_weights", x, args, told)
+        return x, self._stacked(every)
+
+    @arguments_of(TransformerDecoderLayer.with_stats)
+    def with_stats(self, x: Any, *args: Any, **told: Any) -> tuple[Float[Array, "*B T D"], Stats]:
+        """The states, and the statistics of every layer's attention to the memory.
+
+        Returns:
+            The states and statistics `[num_layers, *B, N, T]`.
+        """
+        x, every = self._through("with_stats", x, args, told)
+        return x, self._stacked(every)
+
+    @arguments_of(TransformerDecoderLayer.new_cache)
+    def new_cache(self, *args: Any, **told: Any) -> Any:
+        """Each layer's cache without tokens, and its projected memory, for `with_cache`."""
+
+        def call(layer: Any, carry: None, item: None) -> tuple[None, Any]:
+            return None, layer.new_cache(*args, **told)
+
+        return self._each(call, None)[1]
+
+    @arguments_of(TransformerDecoderLayer.with_cache)
+    def with_cache(
+        self, x: Any, cache: Any, *args: Any, **told: Any
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The layers for the next tokens.
+
+        Returns:
+            `[*B, T, in_features]` and the next cache.
+        """
+        check_batch("x", x, cache)
+        return self._through("with_cache", x, args, told, cache)
