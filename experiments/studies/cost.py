@@ -80,7 +80,7 @@ class Cost(StudyOptions):
 
     def run(self) -> Path:
         """Check the forms, measure them and write the report."""
-        from experiments import forms
+        from experiments.bench import forms
         from experiments.progress import Progress
         from experiments.reports.cost import build
 
@@ -111,26 +111,27 @@ class Cost(StudyOptions):
             return folder.conclude(_results(self, wrong, timed, sizes), build)
 
     def _inputs(self, length: int, seed: int) -> Any:
-        from experiments import forms
+        from experiments.bench import forms
 
         return forms.inputs(seed, length, heads=self.heads, depth=self.depth, hidden=self.hidden)
 
 
 def _compiled(names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
-    from experiments import forms
+    from experiments.bench import forms
+    from experiments.bench.contest import gradient
     from experiments.measure import compile_for
 
     compiled = {}
     for name in names:
         form = forms.FORMS[name][1]
         compiled[name, "forward"] = compile_for(form, arguments)
-        compiled[name, "gradient"] = compile_for(forms.forward_backward(form), arguments)
+        compiled[name, "gradient"] = compile_for(gradient(form), arguments)
     return compiled
 
 
 def _measure(options: Cost, length: int, seed: int, compile_all: Any) -> dict[str, Any]:
     """Return times and temporaries of the forms that ``compile_all`` compiles, at one length."""
-    from experiments import forms
+    from experiments.bench import forms
     from experiments.measure import interleaved
 
     arguments = options._inputs(length, seed)
@@ -156,11 +157,11 @@ def _measure(options: Cost, length: int, seed: int, compile_all: Any) -> dict[st
 
 def _sizes(options: Cost, names: list[str], length: int) -> dict[str, Any]:
     """Return the temporaries at a length that is compiled but not run."""
-    from experiments import forms
+    import jax
 
-    arguments = forms.shapes(
-        length, heads=options.heads, depth=options.depth, hidden=options.hidden
-    )
+    from experiments.bench import forms
+
+    arguments = jax.eval_shape(lambda: options._inputs(length, 0))  # too long to run
     return {
         "length": length,
         "temporaries": _temporaries(names, _compiled(names, arguments)),

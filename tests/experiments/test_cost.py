@@ -2,11 +2,12 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import forms
 from experiments.__main__ import main
+from experiments.bench import forms
 from experiments.measure import compile_for, crossover, interleaved
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -20,10 +21,10 @@ def test_every_form_agrees_with_float64(name):
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda q, k, v, p: forms.textbook_dot(q, k, v, p) * 1.001,
-        lambda q, k, v, p: forms.textbook_dot(2 * q, k, v, p),
-        lambda q, k, v, p: forms.textbook_dot(q, k, jnp.where(v > 1, 0, v), p),
-        lambda q, k, v, p: v,
+        lambda q, k, v, *p: forms.textbook_dot(q, k, v) * 1.001,
+        lambda q, k, v, *p: forms.textbook_dot(2 * q, k, v),
+        lambda q, k, v, *p: forms.textbook_dot(q, k, jnp.where(v > 1, 0, v)),
+        lambda q, k, v, *p: v,
     ],
 )
 def test_a_wrong_form_is_found(fault, monkeypatch):
@@ -34,8 +35,8 @@ def test_a_wrong_form_is_found(fault, monkeypatch):
 def test_a_wrong_gradient_is_found(monkeypatch):
     from jax.lax import stop_gradient
 
-    def form(q, k, v, p):
-        return forms.textbook_dot(q, stop_gradient(k), v, p)
+    def form(q, k, v, *p):
+        return forms.textbook_dot(q, stop_gradient(k), v)
 
     monkeypatch.setitem(forms.FORMS, "wrong", ("dot", form))
     assert "gradient of key" in forms.check("wrong")
@@ -60,7 +61,9 @@ def test_interleaved_medians_take_turns():
 
 
 def test_temporaries_are_known_without_running():
-    made = compile_for(forms.textbook_dot, forms.shapes(64, heads=1, depth=8, hidden=8))
+    made = compile_for(
+        forms.textbook_dot, jax.eval_shape(lambda: forms.inputs(0, 64, heads=1, depth=8, hidden=8))
+    )
     assert made.temporaries >= 64 * 64 * 4
     assert made.compile_seconds > 0
 
@@ -90,7 +93,7 @@ def test_the_study_measures_and_reports(tmp_path):
 def test_a_wrong_form_has_no_numbers(tmp_path, monkeypatch):
     wrong = {
         **forms.FORMS,
-        "our dot": ("dot", lambda q, k, v, p: forms.textbook_dot(q, k, 1.01 * v, p)),
+        "our dot": ("dot", lambda q, k, v, *p: forms.textbook_dot(q, k, 1.01 * v)),
     }
     monkeypatch.setattr(forms, "FORMS", {n: wrong[n] for n in ("textbook dot", "our dot")})
     folder = tmp_path / "run"
