@@ -1,10 +1,10 @@
-"""Looking at attention: figures for paper, and a page to explore.
+"""Visualisation of attention weights: figures, and an interactive HTML page.
 
-explorer(weights, tokens).save("attention.html")     a page that needs no server and no network
+explorer(weights, tokens).save("attention.html")     a self-contained page
 heads_grid(weights, tokens).savefig("heads.png")     a `matplotlib.figure.Figure`
 
-Weights are plain arrays: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping
-of layers, each `[*B, N, T, S]`. Loaded when first asked for; figures need the extra `visualize`.
+Weights are arrays: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of
+layers, each `[*B, N, T, S]`. Figures need the extra `visualize`.
 """
 
 from attention_jax.visualize.explorer import Explorer as Explorer

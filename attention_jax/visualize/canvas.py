@@ -1,4 +1,4 @@
-"""What the figures have in common: paper, tints, words. Loads matplotlib, when first used."""
+"""Shared parts of figures: colours, axes and text. matplotlib is imported on first use."""
 
 import functools
 import math
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attention_jax.visualize.signs import printable
+from attention_jax.visualize.symbols import printable
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 INK, SOFT, MARK = "#24292f", "#57606a", "#d55e00"
-# DejaVu comes with matplotlib; the others are tried for signs it lacks (Chinese, say).
+# DejaVu comes with matplotlib; the others have characters that it lacks, such as Chinese ones.
 _FAMILIES = (
     "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
     "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Noto Emoji",
     "Arial Unicode MS",
 )  # fmt: skip
-_PICTURES = re.compile("[\u2400-\u2421]")  # DejaVu lacks them
+_PICTURES = re.compile("[\u2400-\u2421]")  # not in DejaVu
 
 
 def new_figure(width: float | int, height: float | int) -> "matplotlib.figure.Figure":
@@ -36,7 +36,7 @@ def new_figure(width: float | int, height: float | int) -> "matplotlib.figure.Fi
 
 
 def draw_map(axes: Any, weights: np.ndarray, keys: int) -> Any:
-    """Weights `[T, S]` as tints, t down and s across; an even spread over `keys` has a fifth."""
+    """Draws weights `[T, S]`; a uniform weight over `keys` has a fifth of the full tint."""
     from matplotlib.colors import PowerNorm
 
     image = axes.imshow(
@@ -48,21 +48,21 @@ def draw_map(axes: Any, weights: np.ndarray, keys: int) -> Any:
 
 
 def frame(axes: Any) -> None:
-    """A thin frame, and no grid over the picture, whatever the user's settings are."""
+    """Draws a thin frame without a grid, independently of the user's settings."""
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set(color="#b6bdc6", linewidth=0.6, visible=True)
 
 
 def weight_bar(figure: Any, image: Any) -> None:
-    """Which tint is which weight, beside the maps."""
+    """Adds a colour bar of weights."""
     marks = [w for w in (0, 0.002, 0.01, 0.05, 0.2, 0.5, 1) if w == 0 or image.norm(w) >= 0.09]
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.7, aspect=28, pad=0.015, ticks=marks)
     bar.outline.set_visible(False)
     bar.ax.minorticks_off()
     bar.ax.set_yticklabels([f"{w:g}" for w in marks], fontsize=7)
     bar.ax.tick_params(length=0, colors=SOFT)
-    say(bar.set_label, "weight", size=8, color=SOFT)
+    set_text(bar.set_label, "weight", size=8, color=SOFT)
 
 
 def ticks(
@@ -73,33 +73,38 @@ def ticks(
     size: float | int,
     upright: bool = False,
 ) -> None:
-    """Words at the cells of a picture, or none."""
-    turned = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
-    slant = {} if upright or max(map(len, across or ()), default=0) <= 2 else turned
+    """Labels the cells of an image, or removes the ticks."""
+    rotated = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
+    slant = {} if upright or max(map(len, across or ()), default=0) <= 2 else rotated
     for setter, words, options in ((axes.set_xticks, across, slant), (axes.set_yticks, down, {})):
         if words is None:
             setter([])
         else:
-            setter(range(len(words)), [visible(word) for word in words], **_font(size), **options)
+            setter(
+                range(len(words)),
+                [printable_label(word) for word in words],
+                **_font(size),
+                **options,
+            )
     axes.tick_params(length=0, colors=INK)
 
 
-def say(
+def set_text(
     setter: Callable[..., Any], words: str, *, size: float | int, fold: int = 80, **options: Any
 ) -> None:
-    """Sets a text as it stands: a dollar sign in it begins no formula. Paths fold at a slash."""
+    """Sets a text verbatim, without math mode; long paths are wrapped after a slash."""
     lines = [""]
-    for piece in re.split("(?<=/)", visible(words)):
+    for piece in re.split("(?<=/)", printable_label(words)):
         if len(lines[-1]) + len(piece) > fold and lines[-1]:
             lines.append("")
         lines[-1] += piece
     setter("\n".join(lines), **_font(size), **options)
 
 
-def visible(word: str) -> str:
-    """A token as one sees it: a sign for white space that stands alone or would break a line."""
+def printable_label(word: str) -> str:
+    """A token as a printable label, with symbols for white space and control characters."""
     shown = printable(word if word.strip() else word.replace(" ", "␣")) or "∅"
-    return _PICTURES.sub(lambda sign: sign[0] if _drawn(sign[0]) else "\ufffd", shown)
+    return _PICTURES.sub(lambda found: found[0] if _has_glyph(found[0]) else "\ufffd", shown)
 
 
 def _font(size: float | int) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def _font(size: float | int) -> dict[str, Any]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """The families of `_FAMILIES` that are on this machine."""
+    """The installed families of `_FAMILIES`."""
     from matplotlib import font_manager
 
     names = {font.name for font in font_manager.fontManager.ttflist}
@@ -116,9 +121,9 @@ def _installed() -> tuple[str, ...]:
 
 
 @functools.cache
-def _drawn(sign: str) -> bool:
-    """Whether one of the installed families has the sign."""
+def _has_glyph(character: str) -> bool:
+    """Whether an installed family has a glyph for the character."""
     from matplotlib import font_manager
 
     files = (font_manager.findfont(family) for family in _installed())
-    return any(ord(sign) in font_manager.get_font(file).get_charmap() for file in files)
+    return any(ord(character) in font_manager.get_font(file).get_charmap() for file in files)

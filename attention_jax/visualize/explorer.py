@@ -1,4 +1,4 @@
-"""A page to explore attention on: one file, no server, no network, nothing to install."""
+"""An interactive page of attention weights, in one HTML file without external resources."""
 
 import base64
 import dataclasses
@@ -23,20 +23,20 @@ from attention_jax.visualize.layers import (
     read_layers,
 )
 from attention_jax.visualize.packing import pack
-from attention_jax.visualize.signs import printable
+from attention_jax.visualize.symbols import printable
 
 _MOST = 512  # tokens on an axis
-_SCRIPTS = ("weights", "panel", "difference", "page")  # in the order in which they run
+_SCRIPTS = ("weights", "panel", "difference", "page")  # in order of execution
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explorer:
-    """A page that `explorer` made. Last in a notebook's cell, it shows itself.
+    """The result of `explorer`; a notebook displays it as the last value of a cell.
 
     Attributes:
-        html: the whole page, ASCII only.
-        title: its title.
-        height: of the frame in a notebook, in pixels.
+        html: the page, ASCII only.
+        title: the title.
+        height: height of the frame in a notebook, in pixels.
     """
 
     html: str
@@ -44,13 +44,13 @@ class Explorer:
     height: int = 820
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page to a file, which any browser opens; returns its path."""
+        """Writes the page to a file; returns its path."""
         path = Path(path)
         path.write_text(self.html, encoding="ascii")
         return path
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own: neither it nor the notebook disturbs the other."""
+        """The page in an iframe, isolated from the notebook."""
         return (
             f'<iframe title="{_escape(printable(self.title))}" sandbox="allow-scripts" '
             f'style="width: 100%; height: {self.height}px; border: 0" '
@@ -72,46 +72,46 @@ def explorer(
     title: str = "Attention",
     height: int = 820,
 ) -> Explorer:
-    """A page that shows where every token looks, in every layer and head.
+    """An interactive page of the attention weights of every layer and head.
 
-        w(t, s) = softmax_s( logits(t, s) )      the row t of a head: where token t looks
-                                                 the column s: who looks at token s
+        w(t, s) = softmax_s( logits(t, s) )      row t: the keys that token t attends to
+                                                 column s: the queries that attend to token s
 
-    Layers and heads are picked from lists or from the strip of their entropies; a token shows its
-    row or column when it is pointed at, or reached with the arrow keys, and a line says the same
-    in words, aloud too. Two models, or one at two times, go side by side, and below them is what
-    one looks at more than the other, cell by cell, where the heads that are picked have the same
-    tokens. Weights are kept in a byte each, off by less than 1/255 of the largest of their row.
+    Layers and heads are selected from lists or by their entropies. Pointing at a token, or moving
+    to it with the arrow keys, shows its row or column, also as text for screen readers. Two models
+    are shown side by side, and, if the selected heads have the same tokens, their difference in a
+    third panel. Weights are stored in one byte each, with an error below 1/255 of the largest in
+    the row.
 
     Args:
         weights: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of
             layers, each `[*B, N, T, S]`; a `Capture` made with `weights=True` is such a mapping.
-        tokens: the T words of the queries; None numbers them. Where layers differ, a mapping from
-            patterns of layers' names, `{"encoder/*": source, "*": target}`, the first that matches
-            counting.
-        key_tokens: the S words of the keys, or a mapping alike; None is `tokens`, where T = S.
-        compare: the weights of a second model on the same tokens, in any of these forms; it may
-            have other layers and heads.
-        names: what the two models are called.
-        example: the index of the example to show, where weights have batch axes: an int, or a tuple
-            for several axes. A lone array then has them before N.
-        title: of the page.
-        height: of the frame in a notebook, in pixels.
+        tokens: T labels of the queries, by default their indices; for layers with different tokens,
+            a mapping from patterns of layer names, `{"encoder/*": source, "*": target}`, of which
+            the first match counts.
+        key_tokens: S labels of the keys, or such a mapping; by default `tokens` if T = S.
+        compare: the weights of a second model on the same tokens, in any of these forms; layers
+            and heads may differ.
+        names: names of the two models.
+        example: index of the example to show, for weights with batch axes: an int, or a tuple for
+            several axes. A single array has them before N.
+        title: title of the page.
+        height: height of the frame in a notebook, in pixels.
 
     Returns:
         An `Explorer`: `.html` is the page, `.save(path)` writes it.
 
     Raises:
-        TypeError: weights that are no floating arrays, tokens that are no list of strings.
-        ValueError: shapes, tokens and names that do not fit one another; more than 512 tokens;
-            numbers that are not finite or outside [0, 1].
+        TypeError: weights that are not floating arrays, tokens that are not a list of strings.
+        ValueError: shapes, tokens and names that do not match; more than 512 tokens; numbers not
+            finite or outside [0, 1].
 
     Example:
         >>> import numpy as np
         >>> weights = np.full((2, 4, 3, 3), 1 / 3)
-        >>> page = explorer(weights, ["the", "cat", "sat"], title="An even spread")
+        >>> page = explorer(weights, ["the", "cat", "sat"], title="Uniform weights")
         >>> page
-        Explorer('An even spread', 0.0... MB)
+        Explorer('Uniform weights', 0.0... MB)
         >>> page.save("attention.html")  # doctest: +SKIP
         PosixPath('attention.html')
 
@@ -128,7 +128,7 @@ def explorer(
     if len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise ValueError(f"names must be two strings, got {names!r}")
     if len(models) == 1 and tuple(names) != ("A", "B"):
-        raise ValueError("names are for two models: give the second as compare")
+        raise ValueError("names needs two models: give the second as compare")
     texts: list[list[str]] = []
     content = {
         "models": [
@@ -146,25 +146,25 @@ def explorer(
 def _layer(
     layer: Layer, tokens: Tokens, key_tokens: Tokens, texts: list[list[str]]
 ) -> dict[str, Any]:
-    """A layer as the page reads it; words are kept once in `texts`, and referred to."""
+    """A layer as JSON; tokens are stored once in `texts`, and referred to by index."""
     N, T, S = layer.weights.shape
     if max(T, S) > _MOST:
         raise ValueError(
             f"{layer.name!r} has T = {T} and S = {S}, and a page takes {_MOST} tokens: "
-            "cut weights and tokens to a part"
+            "select a part of weights and tokens"
         )
-    places = []
+    indices = []
     for words in layer_labels(layer, tokens, key_tokens):
         if words not in texts:
             texts.append(words)
-        places.append(texts.index(words))
+        indices.append(texts.index(words))
     levels, greatest = pack(layer.weights)
     nats, share = entropy(layer.weights)
     return {
         "name": printable(layer.name),
         "shape": [N, T, S],
-        "queries": places[0],
-        "keys": places[1],
+        "queries": indices[0],
+        "keys": indices[1],
         "entropy": _numbers(nats),
         "share": _numbers(share),
         "levels": levels,
@@ -177,7 +177,7 @@ def _numbers(x: np.ndarray) -> list[float | None]:
 
 
 def _page(title: str, content: dict[str, Any]) -> str:
-    """The template filled in, in one pass: what is filled in is not looked at again."""
+    """Fills the template in one pass, so that values are not substituted again."""
     folder = files("attention_jax.visualize") / "page"
     style = (folder / "page.css").read_text("utf-8")
     sources = [(folder / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
@@ -190,8 +190,8 @@ def _page(title: str, content: dict[str, Any]) -> str:
         ),
         "style": style,
         "script": script,
-        # No sign in a token can end the element that the data stand in.
-        "data": re.sub("[<>&]", lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(content)),
+        # escaped, so that no token ends the script element
+        "data": re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(content)),
     }
     template = (folder / "page.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
@@ -202,6 +202,6 @@ def _escape(text: str) -> str:
 
 
 def _digest(source: str) -> str:
-    """What the page's own policy knows an inline style or script by."""
+    """The hash of an inline style or script for the content security policy."""
     digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"

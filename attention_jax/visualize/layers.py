@@ -1,4 +1,4 @@
-"""What is looked at: the weights of one example, layer by layer, and the words for its tokens."""
+"""Reads weights and tokens: the weights of one example by layer, and labels of its tokens."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,20 +21,20 @@ class Layer(NamedTuple):
 
 
 def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
-    """The layers of what a user calls weights, without batch axes.
+    """The layers of a `weights` argument, without batch axes.
 
     Args:
-        name: the argument, for what is said of it.
+        name: name of the argument, for errors.
         weights: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of
             layers `[*B, N, T, S]`, or of objects with such `weights` (`diagnostics.capture`).
-        example: an index of the batch axes, which stand before N; None where there are none, or
-            one example only.
+        example: an index into the batch axes, which precede N; None without batch axes, or for a
+            single example.
 
     Raises:
-        TypeError: what is no floating array.
-        ValueError: axes that do not fit, an index out of range, numbers that are no weights.
+        TypeError: not a floating array.
+        ValueError: wrong axes, an index out of range, numbers that are not weights.
     """
-    place = read_example(example)
+    index = read_example(example)
     if isinstance(weights, Mapping):
         found = [Layer(str(key), _array(f"{name}[{key!r}]", x)) for key, x in weights.items()]
         stacked = False
@@ -43,10 +43,10 @@ def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
         stacked = False
     else:
         array = _array(name, weights)
-        batch = 0 if place is None else len(place)
+        batch = 0 if index is None else len(index)
         stacked = array.ndim == 4 + batch
         found = [Layer(f"layer {i}", x) for i, x in enumerate(array if stacked else array[None])]
-    layers = [Layer(key, _one_example(f"{name} of {key!r}", x, place)) for key, x in found]
+    layers = [Layer(key, _one_example(f"{name} of {key!r}", x, index)) for key, x in found]
     if not layers:
         raise ValueError(f"{name} has no layer")
     for key, x in layers:
@@ -55,7 +55,7 @@ def read_layers(name: str, weights: Any, example: Example) -> list[Layer]:
 
 
 def read_example(example: Example) -> tuple[int, ...] | None:
-    """The index of an example as one for each batch axis."""
+    """The index of an example as a tuple with an entry for each batch axis."""
     if example is None:
         return None
     given = example if isinstance(example, (tuple, list)) else (example,)
@@ -66,7 +66,7 @@ def _array(name: str, x: Any) -> np.ndarray:
     if hasattr(x, "weights"):
         x = x.weights
         if x is None:
-            raise ValueError(f"{name} has no weights: ask for them with capture(..., weights=True)")
+            raise ValueError(f"{name} has no weights: use capture(..., weights=True)")
     as_array(name, x)
     check_floating(name, x)
     return np.asarray(x).astype(np.float32)
@@ -81,34 +81,38 @@ def _one_example(name: str, x: np.ndarray, example: tuple[int, ...] | None) -> n
     if example is None:
         if any(size != 1 for size in batch):
             raise ValueError(
-                f"{name} has batch axes *B = {batch}: say which to show, example="
+                f"{name} has batch axes *B = {batch}: choose one example, example="
                 f"{0 if len(batch) == 1 else (0,) * len(batch)}"
             )
         example = (0,) * len(batch)
     if len(example) != len(batch) or any(
         not -size <= i < size for i, size in zip(example, batch, strict=True)
     ):
-        raise ValueError(f"example {example} is no index of the batch axes *B = {batch} of {name}")
+        raise ValueError(
+            f"example {example} is not an index into the batch axes *B = {batch} of {name}"
+        )
     return x[example]
 
 
 def check_weights(name: str, x: np.ndarray) -> None:
-    """Weights are finite, lie in [0, 1], and there are some; letters N, T, S by rank."""
+    """Raises unless weights `[N, T, S]`, or fewer axes, are not empty, finite and in [0, 1]."""
     letters = ("N", "T", "S")[-x.ndim :]
     for letter, size in zip(letters, x.shape, strict=True):
         if size == 0:
-            raise ValueError(f"{name} has nothing to show: {letter} = 0 in {list(x.shape)}")
+            raise ValueError(f"{name} is empty: {letter} = 0 in {list(x.shape)}")
     if not np.isfinite(x).all():
         at = np.argwhere(~np.isfinite(x))[0]
-        place = ", ".join(f"{letter} = {i}" for letter, i in zip("nts"[-x.ndim :], at, strict=True))
-        raise ValueError(f"{name} must be finite, and is not at {place}")
+        where = ", ".join(f"{letter} = {i}" for letter, i in zip("nts"[-x.ndim :], at, strict=True))
+        raise ValueError(f"{name} must be finite, and is not at {where}")
     low, high = float(x.min()), float(x.max())
     if low < -0.01 or high > 1.01:
-        raise ValueError(f"{name} must lie in [0, 1], got {low:.3g} to {high:.3g}: not logits?")
+        raise ValueError(
+            f"{name} must lie in [0, 1], got {low:.3g} to {high:.3g}: weights, not logits"
+        )
 
 
 def labels(name: str, tokens: Any, letter: str, size: int) -> list[str]:
-    """The words for an axis: tokens, one for each of its places, or its indices."""
+    """The labels of an axis: its tokens, or its indices."""
     if tokens is None:
         return [str(i) for i in range(size)]
     if isinstance(tokens, np.ndarray):
@@ -124,10 +128,10 @@ def labels(name: str, tokens: Any, letter: str, size: int) -> list[str]:
 
 
 def layer_labels(layer: Layer, tokens: Tokens, key_tokens: Tokens) -> tuple[list[str], list[str]]:
-    """The words for a layer's queries and keys.
+    """The labels of a layer's queries and keys.
 
-    A mapping goes by pattern, the first that matches the layer's name counting. Keys for which
-    nothing is said have the words of the queries, where there are as many.
+    In a mapping, the first pattern that matches the layer's name counts. Without key tokens, keys
+    have the labels of the queries if T = S.
     """
     _, T, S = layer.weights.shape
     queries = _matching(layer, tokens)
@@ -148,20 +152,20 @@ def _matching(layer: Layer, tokens: Tokens) -> Words | None:
 
 
 def entropy(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over queries of the entropy, and of its share of ln of the number of keys looked at.
+    """Mean entropy of each head, in nats and relative to ln of the number of visible keys.
 
     Args:
         weights: `[N, T, S]`.
 
     Returns:
-        Nats `[N]` over the rows that see something; shares `[N]` over those that see two keys at
-        least. NaN where there is no such row.
+        Nats `[N]`, means over rows with visible keys; relative entropies `[N]`, means over rows
+        with at least two. NaN without such rows.
     """
-    seen = (weights > 0).sum(-1)
+    visible = (weights > 0).sum(-1)
     safe = np.where(weights > 0, weights, 1)
     nats = -(safe * np.log(safe)).sum(-1)
-    share = nats / np.log(np.maximum(seen, 2))
-    return _mean(nats, seen >= 1), _mean(share, seen >= 2)
+    share = nats / np.log(np.maximum(visible, 2))
+    return _mean(nats, visible >= 1), _mean(share, visible >= 2)
 
 
 def _mean(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:

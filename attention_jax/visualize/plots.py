@@ -1,8 +1,7 @@
-"""Figures: heads side by side, one head, entropies, a block map, an alignment.
+"""Figures of attention: grids of heads, one head, entropies, block maps and alignments.
 
-Each function takes plain arrays and returns a `matplotlib.figure.Figure` to save or to show.
-Nothing global is touched: no pyplot, no settings. Tints go with a root of the weight, so that what
-is spread over many keys can be seen; the bar beside them says which tint is which weight.
+Each function returns a `matplotlib.figure.Figure` and uses neither pyplot nor global settings. The
+tint is a root of the weight, so that small weights remain visible; the colour bar shows the scale.
 """
 
 import math
@@ -20,7 +19,7 @@ from attention_jax.visualize.canvas import (
     draw_map,
     frame,
     new_figure,
-    say,
+    set_text,
     ticks,
     weight_bar,
 )
@@ -39,37 +38,37 @@ from attention_jax.visualize.layers import (
 if TYPE_CHECKING:
     import matplotlib.figure
 
-_NUMBERED = 12  # tokens on an axis up to which a head's cells carry their numbers
-_LABELLED = 16  # and up to which a grid's axes carry the tokens
+_NUMBERED = 12  # largest number of tokens on an axis for numbers in the cells
+_LABELLED = 16  # and for tokens on the axes of a grid
 _KINDS = (("skipped", "#e9ecf0"), ("partial", "#e69f00"), ("full", "#0072b2"))
 
 
 def heads_grid(
     weights: Any, tokens: Tokens = None, key_tokens: Tokens = None, *, example: Example = None
 ) -> "matplotlib.figure.Figure":
-    """The maps of all heads: a row for each layer, or the heads of one layer side by side.
+    """A grid of all heads: one row for each layer, or the heads of one layer.
 
         w(t, s) = softmax_s( logits(t, s) ),  t down, s across
 
     Args:
         weights: `[N, T, S]` of one layer, `[L, N, T, S]` of several, or a list or mapping of
             layers, each `[*B, N, T, S]`; a `Capture` made with `weights=True` is such a mapping.
-        tokens: the T words of the queries, or a mapping from patterns of layers' names; None
-            numbers them. Drawn where there are at most 16.
-        key_tokens: the S words of the keys alike; None is `tokens`, where T = S.
-        example: the index of the example to draw, where weights have batch axes.
+        tokens: T labels of the queries, or a mapping from patterns of layer names; by default
+            their indices. Up to 16 are drawn.
+        key_tokens: S labels of the keys; by default `tokens` if T = S.
+        example: index of the example to draw, for weights with batch axes.
 
     Returns:
         The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: weights that are no floating arrays, tokens that are no list of strings.
-        ValueError: shapes and tokens that do not fit; numbers not finite or outside [0, 1].
+        TypeError: weights that are not floating arrays, tokens that are not a list of strings.
+        ValueError: shapes and tokens that do not match; numbers not finite or outside [0, 1].
 
     Example:
         >>> figure = heads_grid(np.full((2, 4, 3, 3), 1 / 3), ["the", "cat", "sat"])
-        >>> len(figure.axes)  # eight heads and the bar of tints
+        >>> len(figure.axes)  # eight heads and the colour bar
         9
     """
     layers = read_layers("weights", weights, example)
@@ -82,19 +81,19 @@ def heads_grid(
     image = None
     for row, ((name, x), (queries, keys)) in enumerate(zip(layers, words, strict=True)):
         for n, plane in enumerate(x):
-            place = (n if len(layers) == 1 else row * across + n) + 1
-            axes = figure.add_subplot(down, across, place)
+            cell = (n if len(layers) == 1 else row * across + n) + 1
+            axes = figure.add_subplot(down, across, cell)
             image = draw_map(axes, plane, widest)
-            first, last = (place - 1) % across == 0, place > across * (down - 1)
+            first, last = (cell - 1) % across == 0, cell > across * (down - 1)
             below = keys if last and len(keys) <= _LABELLED else None
             beside = queries if first and len(queries) <= _LABELLED else None
             ticks(axes, below, beside, size=6)
             if row == 0 or len(layers) == 1:
-                say(axes.set_title, f"head {n}", size=8)
+                set_text(axes.set_title, f"head {n}", size=8)
             if first:
-                say(axes.set_ylabel, name if len(layers) > 1 else "queries", size=8, fold=18)
+                set_text(axes.set_ylabel, name if len(layers) > 1 else "queries", size=8, fold=18)
             if last:
-                say(axes.set_xlabel, "keys", size=8)
+                set_text(axes.set_xlabel, "keys", size=8)
     weight_bar(figure, image)
     return figure
 
@@ -106,23 +105,23 @@ def head_map(
     *,
     title: str | None = None,
 ) -> "matplotlib.figure.Figure":
-    """The map of one head, words on both axes, numbers in the cells where there is room.
+    """The weights of one head, with tokens on both axes and numbers in the cells of small maps.
 
         w(t, s) = softmax_s( logits(t, s) ),  t down, s across
 
     Args:
         weights: `[T, S]`.
-        tokens: the T words of the queries; None numbers them.
-        key_tokens: the S words of the keys; None is `tokens`, where T = S.
-        title: what stands above.
+        tokens: T labels of the queries; by default their indices.
+        key_tokens: S labels of the keys; by default `tokens` if T = S.
+        title: the title.
 
     Returns:
         The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: weights that are no floating array, tokens that are no list of strings.
-        ValueError: shapes and tokens that do not fit; numbers not finite or outside [0, 1].
+        TypeError: weights that are not a floating array, tokens that are not a list of strings.
+        ValueError: shapes and tokens that do not match; numbers not finite or outside [0, 1].
 
     Example:
         >>> figure = head_map(np.eye(3), ["the", "cat", "sat"])
@@ -151,21 +150,20 @@ def entropy_grid(values: Any, *, example: Example = None) -> "matplotlib.figure.
 
         H(l, n) = mean_t( −Σ_s w(t, s) ln w(t, s) )   in nats
 
-    0 is a head that looks at one key, ln S one that looks at all alike. Queries that see nothing
-    do not count.
+    0 is the entropy of weights on one key, ln S that of uniform weights. Empty rows are left out.
 
     Args:
         values: weights, as in `heads_grid`; or entropies `[L, N]`, or a list or mapping of layers,
             each `[N]`: `[x.per_head("entropy") for x in found.values()]` of a `Capture`.
-        example: the index of the example, where weights have batch axes.
+        example: index of the example, for weights with batch axes.
 
     Returns:
         The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: what is no floating array.
-        ValueError: shapes that do not fit; numbers that are no weights, or no entropies.
+        TypeError: not a floating array.
+        ValueError: shapes that do not match; numbers that are neither weights nor entropies.
 
     Example:
         >>> figure = entropy_grid(np.full((2, 4, 3, 3), 1 / 3))
@@ -187,26 +185,26 @@ def entropy_grid(values: Any, *, example: Example = None) -> "matplotlib.figure.
     bar = figure.colorbar(image, ax=axes, aspect=24, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=7, colors=SOFT)
-    say(bar.set_label, "nats", size=8, color=SOFT)
+    set_text(bar.set_label, "nats", size=8, color=SOFT)
     return figure
 
 
 def block_map(blocks: BlockMap | Any, *, example: Example = None) -> "matplotlib.figure.Figure":
-    """The picture of a block map: which blocks of the plane of pairs a kernel visits.
+    """A block map: which blocks of the [T, S] plane a kernel skips.
 
         kind(i, j) = 0 skipped, 1 partial, 2 full;   queries down, keys across
 
     Args:
-        blocks: what `mask.block_map(T, S, size)` returned, or its kinds, integers `[..., nT, nS]`.
-        example: the index of the axes in front of nT, where there are any.
+        blocks: the result of `mask.block_map(T, S, size)`, or its kinds, integers `[..., nT, nS]`.
+        example: index into the axes before nT, if there are any.
 
     Returns:
         The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: what is neither a block map nor an integer array.
-        ValueError: shapes and kinds that do not fit, a map with no block.
+        TypeError: neither a block map nor an integer array.
+        ValueError: wrong shapes or kinds, a map without blocks.
 
     Example:
         >>> import attention_jax as aj
@@ -254,23 +252,23 @@ def alignment(
     target: Words,
     gold: Iterable[tuple[int, int]] = (),
 ) -> "matplotlib.figure.Figure":
-    """Which source words a target word came from, beside what was to be found.
+    """Alignments of target and source words, with gold links framed.
 
-        w(t, s) = the weight on source word s when target word t was written
+        w(t, s) = weight on source word s for target word t
 
     Args:
         weights: `[T, S]`, or a mapping from titles to such arrays, drawn side by side.
-        source: the S words of the source, across.
-        target: the T words of the target, down.
-        gold: the links to frame, pairs (source index, target index).
+        source: S source words, the horizontal axis.
+        target: T target words, the vertical axis.
+        gold: links to frame, pairs (source index, target index).
 
     Returns:
         The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: weights that are no floating arrays, words that are no list of strings.
-        ValueError: shapes, words and links that do not fit; numbers that are not finite or outside
+        TypeError: weights that are not floating arrays, words that are not a list of strings.
+        ValueError: shapes, words and links that do not match; numbers not finite or outside
             [0, 1].
 
     Example:
@@ -330,10 +328,10 @@ def _one_plane(kinds: np.ndarray, example: Example) -> np.ndarray:
     if kinds.ndim < 2 or 0 in kinds.shape:
         raise ValueError(f"blocks must be [..., nT, nS] with a block, got {list(kinds.shape)}")
     if example is None and any(size != 1 for size in lead):
-        raise ValueError(f"blocks has axes {list(lead)} in front: say which, example=...")
+        raise ValueError(f"blocks has axes {list(lead)} in front: choose one, example=...")
     at = read_example(example) or (0,) * len(lead)
     if len(at) != len(lead) or any(not -n <= i < n for i, n in zip(at, lead, strict=True)):
-        raise ValueError(f"example {example} is no index of the axes {list(lead)} of blocks")
+        raise ValueError(f"example {example} is not an index into the axes {list(lead)} of blocks")
     kinds = kinds[at]
     if kinds.min() < 0 or kinds.max() > 2:
         raise ValueError(f"blocks must be 0, 1 or 2, got {kinds.min()} to {kinds.max()}")
@@ -341,7 +339,7 @@ def _one_plane(kinds: np.ndarray, example: Example) -> np.ndarray:
 
 
 def _entropies(values: Any, example: Example) -> tuple[dict[str, np.ndarray], float]:
-    """Rows of entropies by layer, and the greatest that there could be."""
+    """Rows of entropies by layer, and the upper end of the scale."""
     rows = values
     if not isinstance(values, (Mapping, list, tuple)):
         rows = list(as_array("values", values)) if values.ndim == 2 else None
@@ -363,7 +361,7 @@ def _entropies(values: Any, example: Example) -> tuple[dict[str, np.ndarray], fl
 
 
 def _numbers(axes: Any, image: Any, table: np.ndarray) -> None:
-    """Numbers in the cells, light on dark ones."""
+    """Writes the numbers into the cells."""
     for (i, j), value in np.ndenumerate(table):
         if np.isfinite(value):
             colour = "white" if image.norm(value) > 0.6 else INK
@@ -371,13 +369,13 @@ def _numbers(axes: Any, image: Any, table: np.ndarray) -> None:
 
 
 def _name_axes(axes: Any, across: str, down: str | None, title: str | None) -> None:
-    say(axes.set_xlabel, across, size=8.5, color=SOFT)
+    set_text(axes.set_xlabel, across, size=8.5, color=SOFT)
     if down:
-        say(axes.set_ylabel, down, size=8.5, color=SOFT)
+        set_text(axes.set_ylabel, down, size=8.5, color=SOFT)
     if title:
-        say(axes.set_title, title, size=9.5, loc="left", weight="bold", color=INK)
+        set_text(axes.set_title, title, size=9.5, loc="left", weight="bold", color=INK)
 
 
 def _side(count: int) -> float:
-    """Inches for so many tokens."""
+    """Inches for a number of tokens."""
     return min(max(0.34 * count, 1.6), 8.0)

@@ -4,7 +4,7 @@ import pytest
 
 @pytest.fixture
 def maps():
-    """Causal weights `[L, N, T, S]` of a sharper head in each place, float32."""
+    """Causal weights `[..., N, T, S]`, sharper from head to head, float32."""
 
     def make(*shape: int, seed: int = 0) -> np.ndarray:
         logits = np.random.default_rng(seed).normal(size=shape)

@@ -12,7 +12,7 @@ from attention_jax.visualize.packing import pack, unpack
 
 
 def data(page: Explorer) -> dict:
-    """What the page's script reads."""
+    """The data of the page's script."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.html)
     assert match is not None
     return json.loads(match[1])
@@ -26,17 +26,17 @@ def weights_of(layer: dict) -> np.ndarray:
     return unpack(layer["levels"], layer["greatest"], tuple(layer["shape"]))
 
 
-def test_weights_come_back_to_within_a_byte(maps):
+def test_packed_weights_have_an_error_below_one_level(maps):
     weights = maps(3, 17, 13)
     weights[1, 4] = 0
-    back = unpack(*pack(weights), weights.shape)
-    assert (np.abs(back - weights) <= weights.max(-1, keepdims=True) / 255).all()
-    assert (back[weights == 0] == 0).all()
-    even = np.full((1, 1, 512), 1 / 512, np.float32)
-    np.testing.assert_allclose(unpack(*pack(even), even.shape), even, rtol=1e-6)
+    unpacked = unpack(*pack(weights), weights.shape)
+    assert (np.abs(unpacked - weights) <= weights.max(-1, keepdims=True) / 255).all()
+    assert (unpacked[weights == 0] == 0).all()
+    uniform = np.full((1, 1, 512), 1 / 512, np.float32)
+    np.testing.assert_allclose(unpack(*pack(uniform), uniform.shape), uniform, rtol=1e-6)
 
 
-def test_a_page_is_whole_and_small(maps, tmp_path):
+def test_a_page_is_self_contained_and_small(maps, tmp_path):
     weights = maps(4, 8, 128, 128)
     tokens = [f"token{i}" for i in range(128)]
     page = explorer(weights, tokens, title="Four layers")
@@ -53,7 +53,7 @@ def test_a_page_is_whole_and_small(maps, tmp_path):
     np.testing.assert_allclose([layer["entropy"] for layer in found], nats, atol=1e-3)
 
 
-def test_no_token_gets_out_of_its_place(maps):
+def test_tokens_are_escaped(maps):
     tokens = ["</script><b>", "<!--", "{{data}}", "&amp;", "猫", "🙂", "\ud800", "\u2028", '"', ""]
     page = explorer(maps(1, 2, 10, 10), tokens, title="<i>{{script}}</i> 猫")
     assert data(page)["texts"] == [tokens]
@@ -63,7 +63,7 @@ def test_no_token_gets_out_of_its_place(maps):
     assert page.html.isascii()
 
 
-def test_control_characters_of_names_are_signs(maps):
+def test_control_characters_of_names_are_shown_as_symbols(maps):
     one = maps(1, 2, 2)
     page = explorer({"a\x00b": one}, compare={"\x1b": one}, names=("\x07", "b"), title="t\x00\x85")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", page.html + page._repr_html_())
@@ -72,7 +72,7 @@ def test_control_characters_of_names_are_signs(maps):
     assert "<title>t&#9216;&#65533;</title>" in page.html
 
 
-def test_a_notebook_shows_the_page_in_a_frame_of_its_own(maps):
+def test_a_notebook_shows_the_page_in_an_iframe(maps):
     page = explorer(maps(1, 2, 3, 3), height=500, title='"')
     frame = page._repr_html_()
     match = re.fullmatch(
@@ -85,7 +85,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(maps):
     assert repr(page).startswith("Explorer('\"', 0.0")
 
 
-def test_weights_may_come_in_many_forms(maps):
+def test_forms_of_weights(maps):
     one, stacked = maps(2, 5, 5), maps(3, 2, 5, 5)
     assert [x["name"] for x in layers(explorer(one))] == ["layer 0"]
     assert len(layers(explorer(list(stacked)))) == 3
@@ -100,26 +100,26 @@ def test_weights_may_come_in_many_forms(maps):
     np.testing.assert_allclose(weights_of(found[0]), one, atol=1 / 100)
 
 
-def test_layers_may_have_tokens_of_their_own(maps):
+def test_layers_with_different_tokens(maps):
     weights = {"encoder/0": maps(2, 4, 4), "decoder/self": maps(2, 3, 3), "cross": maps(2, 3, 4)}
     source, target = ["a", "b", "c", "d"], np.array(["x", "y", "z"])
     page = explorer(weights, {"encoder/*": source, "*": target}, {"cross": source})
     texts = data(page)["texts"]
-    places = [(texts[x["queries"]], texts[x["keys"]]) for x in layers(page)]
+    labels = [(texts[x["queries"]], texts[x["keys"]]) for x in layers(page)]
     x, y = source, target.tolist()
-    assert places == [(x, x), (y, y), (y, x)]
+    assert labels == [(x, x), (y, y), (y, x)]
     assert len(texts) == 2
     with pytest.raises(ValueError, match="'cross' has T = 3 queries and S = 4 keys: give key_tok"):
         explorer(weights, {"encoder/*": source, "*": target})
 
 
-def test_two_models_stand_side_by_side(maps):
+def test_two_models(maps):
     page = explorer(maps(2, 3, 4, 4), compare=maps(1, 5, 4, 4), names=("big", "small"))
     assert [model["name"] for model in data(page)["models"]] == ["big", "small"]
     assert layers(page, 1)[0]["shape"] == [5, 4, 4]
 
 
-def test_rows_that_see_nothing_have_no_entropy():
+def test_empty_rows_have_no_entropy():
     weights = np.zeros((1, 3, 3), np.float32)
     assert layers(explorer(weights))[0]["entropy"] == [None]
     weights[0, 1] = [0.5, 0.5, 0]
@@ -138,8 +138,12 @@ def test_rows_that_see_nothing_have_no_entropy():
         ({"weights": np.zeros((1, 513, 2))}, ValueError, "takes 512 tokens"),
         ({"weights": np.full((1, 2, 2), np.nan)}, ValueError, "finite, and is not at n = 0, t = 0"),
         ({"weights": np.full((1, 2, 2), 3.0)}, ValueError, "must lie in .0, 1.*not logits"),
-        ({"weights": [np.zeros((2, 1, 2, 2))]}, ValueError, r"\*B = \[2\]: say which.*example=0"),
-        ({"weights": [np.zeros((2, 1, 2, 2))], "example": 2}, ValueError, "no index of the batch"),
+        ({"weights": [np.zeros((2, 1, 2, 2))]}, ValueError, r"\*B = \[2\]: choose one.*example=0"),
+        (
+            {"weights": [np.zeros((2, 1, 2, 2))], "example": 2},
+            ValueError,
+            "not an index into the batch",
+        ),
         ({"weights": {"a": SimpleNamespace(weights=None)}}, ValueError, "weights=True"),
         ({"tokens": "ab"}, TypeError, "tokens must be a list of strings, got str"),
         ({"tokens": ["a"]}, ValueError, "tokens has 1 tokens but T = 2"),
@@ -150,6 +154,6 @@ def test_rows_that_see_nothing_have_no_entropy():
         ({"compare": np.zeros((1, 2, 2)), "names": ("one",)}, ValueError, "two strings"),
     ],
 )
-def test_what_does_not_fit_is_said(arguments, error, words):
+def test_wrong_arguments_raise(arguments, error, words):
     with pytest.raises(error, match=words):
         explorer(**({"weights": np.zeros((1, 2, 2))} | arguments))

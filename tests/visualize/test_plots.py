@@ -11,10 +11,10 @@ from matplotlib import rcParams
 from attention_jax import masks, visualize
 
 TOKENS = ["the", "$c_{$", " ", "\n"]
-SEEN = ["the", "$c_{$", "␣", "⏎"]
+SHOWN = ["the", "$c_{$", "␣", "⏎"]
 
 
-UNSEEN = ["a\x00b", "\x1b", "\x7f", "\x85", "\ud800", "\uffff", "\u2028", "$ $"]
+NOT_PRINTABLE = ["a\x00b", "\x1b", "\x7f", "\x85", "\ud800", "\uffff", "\u2028", "$ $"]
 
 
 def texts(labels) -> list[str]:
@@ -22,22 +22,22 @@ def texts(labels) -> list[str]:
 
 
 def settings() -> dict:
-    """All that is global in matplotlib, but for what it finds out itself when a figure is saved."""
+    """The global settings of matplotlib, except for the backend, which saving a figure may set."""
     return {name: rcParams[name] for name in rcParams if name != "backend"}
 
 
 def draw(figure) -> None:
-    """Draws, which is where matplotlib would stumble over a token."""
+    """Draws the figure, which is when matplotlib parses text."""
     figure.savefig(io.BytesIO(), dpi=40)
 
 
-def test_one_head_has_its_tokens_and_numbers():
+def test_head_map_has_tokens_and_numbers():
     weights = np.tri(4, dtype=np.float32) / np.arange(1, 5, dtype=np.float32)[:, None]
     before = settings()
     figure = visualize.head_map(weights, TOKENS, title="layer $_$, head 2")
     draw(figure)
     axes = figure.axes[0]
-    assert texts(axes.get_xticklabels()) == texts(axes.get_yticklabels()) == SEEN
+    assert texts(axes.get_xticklabels()) == texts(axes.get_yticklabels()) == SHOWN
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("keys", "queries")
     assert axes.get_title(loc="left") == "layer $_$, head 2"
     assert texts(axes.texts)[:6] == ["1.00", "0.00", "0.00", "0.00", "0.50", "0.50"]
@@ -46,28 +46,28 @@ def test_one_head_has_its_tokens_and_numbers():
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
-def test_control_characters_are_drawn_as_signs(form):
+def test_control_characters_are_drawn_as_symbols(form):
     square = np.full((8, 8), 1 / 8, np.float32)
-    name = "".join(UNSEEN)
+    name = "".join(NOT_PRINTABLE)
     for figure in (
-        visualize.head_map(square, UNSEEN, title=name),
-        visualize.heads_grid({name: square[None]}, UNSEEN),
+        visualize.head_map(square, NOT_PRINTABLE, title=name),
+        visualize.heads_grid({name: square[None]}, NOT_PRINTABLE),
         visualize.entropy_grid({name: np.ones(2)}),
-        visualize.alignment({name: square}, UNSEEN, UNSEEN),
+        visualize.alignment({name: square}, NOT_PRINTABLE, NOT_PRINTABLE),
     ):
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=40, format=form)
         if form == "svg":
             ElementTree.fromstring(drawn.getvalue())
         for axes in figure.axes:
-            seen = [*texts(axes.get_xticklabels()), axes.get_title(loc="left"), axes.get_ylabel()]
-            assert "".join(seen).isprintable()
-    seen = texts(visualize.head_map(square, UNSEEN).axes[0].get_xticklabels())
-    assert seen[0] in ("a␀b", "a\ufffdb")  # with and without a font that has the picture
-    assert seen[3:] == ["\ufffd", "\ufffd", "\ufffd", "⏎", "$ $"]
+            shown = [*texts(axes.get_xticklabels()), axes.get_title(loc="left"), axes.get_ylabel()]
+            assert "".join(shown).isprintable()
+    shown = texts(visualize.head_map(square, NOT_PRINTABLE).axes[0].get_xticklabels())
+    assert shown[0] in ("a␀b", "a\ufffdb")  # with and without a font that has the symbol
+    assert shown[3:] == ["\ufffd", "\ufffd", "\ufffd", "⏎", "$ $"]
 
 
-def test_the_grid_has_a_map_for_every_head(maps):
+def test_heads_grid_has_a_map_for_every_head(maps):
     weights = maps(2, 3, 4, 4)
     figure = visualize.heads_grid({"first": weights[0], "second": weights[1]}, TOKENS)
     draw(figure)
@@ -76,15 +76,15 @@ def test_the_grid_has_a_map_for_every_head(maps):
         np.testing.assert_array_equal(axes.images[0].get_array(), weights[n // 3, n % 3])
     assert texts(axes.title for axes in heads) == ["head 0", "head 1", "head 2", "", "", ""]
     assert [axes.get_ylabel() for axes in heads] == ["first", "", "", "second", "", ""]
-    assert texts(heads[0].get_yticklabels()) == texts(heads[5].get_xticklabels()) == SEEN
+    assert texts(heads[0].get_yticklabels()) == texts(heads[5].get_xticklabels()) == SHOWN
     assert bar.get_ylabel() == "weight"
     single = visualize.heads_grid(weights[0])
     assert texts(axes.title for axes in single.axes[:-1]) == ["head 0", "head 1", "head 2"]
 
 
-def test_entropies_come_from_weights_or_as_they_are(maps):
-    even = [np.full((2, 3, 4), 0.25), np.eye(4)[None]]
-    figure = visualize.entropy_grid(even)
+def test_entropy_grid_takes_weights_or_entropies(maps):
+    weights = [np.full((2, 3, 4), 0.25), np.eye(4)[None]]
+    figure = visualize.entropy_grid(weights)
     draw(figure)
     axes = figure.axes[0]
     assert texts(axes.texts) == ["1.39", "1.39", "0.00"]
@@ -97,7 +97,7 @@ def test_entropies_come_from_weights_or_as_they_are(maps):
     assert texts(named.get_yticklabels()) == ["encoder"]
 
 
-def test_a_block_map_is_drawn_in_tokens():
+def test_block_map_is_drawn_in_units_of_tokens():
     blocks = masks.causal().block_map(100, 130, 32)
     figure = visualize.block_map(blocks)
     draw(figure)
@@ -113,7 +113,7 @@ def test_a_block_map_is_drawn_in_tokens():
     assert texts(figure.legends[0].get_texts())[0] == "20 skipped"
 
 
-def test_an_alignment_frames_what_was_to_be_found():
+def test_alignment_frames_gold_links():
     panels = {"dot": np.eye(2, 3), "additive": np.full((2, 3), 1 / 3)}
     figure = visualize.alignment(panels, ["la", "mer", "."], ["the", "sea"], gold=[(0, 0), (2, 1)])
     draw(figure)
@@ -148,17 +148,17 @@ def test_an_alignment_frames_what_was_to_be_found():
         ),
     ],
 )
-def test_what_does_not_fit_is_said(call, words):
+def test_wrong_arguments_raise(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
 
-def test_figures_name_the_extra_they_need_and_nothing_else_needs_it(monkeypatch):
+def test_figures_without_matplotlib_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'attention_jax\[visualize\]'"):
         visualize.head_map(np.eye(2))
     assert visualize.explorer(np.full((1, 2, 2), 0.5)).title == "Attention"
     for file in Path(visualize.__file__).parent.glob("*.py"):
-        for node in ast.parse(file.read_text()).body:  # what runs on import
+        for node in ast.parse(file.read_text()).body:  # statements that run on import
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "matplotlib" not in ast.unparse(node)

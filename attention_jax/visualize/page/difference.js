@@ -1,4 +1,4 @@
-// Two models on the same tokens: what one looks at more than the other, cell by cell.
+// The difference of the weights of two models on the same tokens.
 
 class Difference {
   constructor(before, after) {
@@ -11,16 +11,16 @@ class Difference {
     this.cell = make("figcaption", { "aria-live": "polite" });
     this.fact = make("span", { class: "fact" });
     this.tints = make("p", { class: "scale" });
-    this.root = make("section", { class: "panel apart", "aria-labelledby": "difference" },
+    this.root = make("section", { class: "panel difference", "aria-labelledby": "difference" },
       make("h2", { id: "difference" }, `${after.name} minus ${before.name}`),
       make("p", { class: "help", id: "difference-help" },
         "Queries down, keys across. Point at a cell, or press Tab and move from cell to cell with the arrow keys. "),
       this.fact, this.tints, make("figure", {}, this.plane, this.cell));
     this.plane.onpointermove = this.plane.onclick = (event) => {
       const box = this.plane.getBoundingClientRect();
-      const place = (part, size) => clamp(Math.floor(part * size), size);
-      this.go(place((event.clientY - box.top) / box.height, before.layer.T),
-        place((event.clientX - box.left) / box.width, before.layer.S), event.type === "click");
+      const index = (part, size) => clamp(Math.floor(part * size), size);
+      this.go(index((event.clientY - box.top) / box.height, before.layer.T),
+        index((event.clientX - box.left) / box.width, before.layer.S), event.type === "click");
     };
     this.plane.onpointerleave = release;
     this.plane.onfocus = () => this.go(this.at.queries, this.at.keys, true);
@@ -37,7 +37,7 @@ class Difference {
 
   pair(t, s) { return this.models.map((panel) => panel.layer.weight(panel.at_head, t, s)); }
 
-  // Shows a cell in words, and its row in both models; pointing back and forth in a row says that row once.
+  // Describes a cell, and selects its row in both models unless it is selected already.
   go(t, s, hold) {
     const [panel, after] = this.models;
     if (hold || panel.at.side !== "queries" || panel.at.index !== t) select(panel, "queries", t, hold);
@@ -58,11 +58,11 @@ class Difference {
     const { T, S, power } = before.layer;
     const [less, more] = [ramp("--deep"), ramp("--even")];
     const image = new ImageData(S, T);
-    let apart = 0;
+    let distance = 0;
     for (let t = 0; t < T; t++) {
       for (let s = 0; s < S; s++) {
         const [a, b] = this.pair(t, s);
-        apart += Math.abs(b - a) / 2;
+        distance += Math.abs(b - a) / 2;
         image.data.set((b < a ? less : more)[Math.round(255 * Math.abs(b - a) ** power)], 4 * (t * S + s));
         image.data[4 * (t * S + s) + 3] = 255;
       }
@@ -70,12 +70,12 @@ class Difference {
     Object.assign(this.canvas, { width: S, height: T });
     this.canvas.getContext("2d").putImageData(image, 0, 0);
     const heads = this.models.map((panel) => `${panel.name}: ${panel.layer.name}, head ${panel.at_head}`);
-    this.fact.textContent = `${heads.join("; ")}. A row differs in ${(apart / T).toFixed(2)} of its weight on average.`;
+    this.fact.textContent = `${heads.join("; ")}. Mean total variation distance of the rows: ${(distance / T).toFixed(2)}.`;
     this.canvas.setAttribute("aria-label", `Differences of ${T} queries, down, on ${S} keys, across. ${this.fact.textContent}`);
     const levels = [0.5, 0.2, 0.05, 0.01];
     const tints = levels.map((w) => w ** power);
-    this.tints.replaceChildren(`${before.name} looks more `, ...swatches("deep", tints, levels.map((w) => `\u2212${w}`)),
-      ...swatches("even", [0, ...tints.reverse()], [0, ...levels.reverse().map((w) => `+${w}`)]), ` ${after.name} looks more`);
+    this.tints.replaceChildren(`${before.name} larger `, ...swatches("deep", tints, levels.map((w) => `\u2212${w}`)),
+      ...swatches("even", [0, ...tints.reverse()], [0, ...levels.reverse().map((w) => `+${w}`)]), ` ${after.name} larger`);
     this.plane.style.aspectRatio = before.plane.style.aspectRatio;
     this.plane.style.maxWidth = before.plane.style.maxWidth;
     this.at = { queries: clamp(this.at.queries, T), keys: clamp(this.at.keys, S) };

@@ -1,21 +1,21 @@
-// What the models have in common: the token in question, the line of words, keys and pointer.
+// State shared by the models: the selected token, its description, keyboard and pointer.
 
 const panels = [];
-// What is shown now in bars and in words, once every model shows it.
-function say() {
+// Updates bars and descriptions, after every model has updated its weights.
+function update() {
   const most = Math.max(...panels.map((panel) => panel.weights.reduce((a, b) => Math.max(a, b), 0)));
   panels.forEach((panel) => panel.list(most || 1));
-  const lines = panels.map((panel) => (panel.name ? `${panel.name}: ` : "") + panel.words());
+  const lines = panels.map((panel) => (panel.name ? `${panel.name}: ` : "") + panel.describe());
   const [a, b] = panels;
   if (b && a.at.side === "queries" && b.at.side === "queries" && a.at.index === b.at.index
     && a.text("queries") === b.text("queries") && a.text("keys") === b.text("keys")) {
-    const moved = a.weights.reduce((sum, w, s) => sum + Math.abs(w - b.weights[s]) / 2, 0);
-    lines.push(`they differ in ${moved.toFixed(2)} of the weight`);
+    const distance = a.weights.reduce((sum, w, s) => sum + Math.abs(w - b.weights[s]) / 2, 0);
+    lines.push(`total variation distance ${distance.toFixed(2)}`);
   }
   document.getElementById("says").replaceChildren(...lines.map((line) => make("span", {}, line)));
 }
 
-// Shows a token, and in the other model the same one, where it has the same text.
+// Shows a token, in both models if they have the same tokens.
 function select(panel, side, index, hold) {
   for (const each of panels) {
     if (each.text(side) !== panel.text(side)) continue;
@@ -25,12 +25,12 @@ function select(panel, side, index, hold) {
     }
     each.show({ side, index });
   }
-  say();
+  update();
 }
 
 function release() {
   for (const panel of panels) panel.show(panel.held);
-  say();
+  update();
 }
 
 let link = null;
@@ -39,10 +39,10 @@ function pick(panel, layer, head, focus = false) {
   for (const each of link && link.checked ? panels : [panel]) each.pick(layer, head);
   if (difference) difference.draw();
   if (focus) panel.cells[panel.at_layer][panel.at_head].focus();
-  say();
+  update();
 }
 
-// A page that scrolls under a resting pointer is no wish to see another token.
+// Scrolling under a resting pointer also sends events; these are ignored.
 const pointer = {};
 function moved(event) {
   const rests = pointer.x === event.clientX && pointer.y === event.clientY;
@@ -70,7 +70,7 @@ function listen(panel, side, list) {
   };
 }
 
-// The token above or below one, as the lines happen to break.
+// The token above or below, in the current layout of lines.
 function line(list, at, step) {
   const boxes = [...list.children].map((option) => option.getBoundingClientRect());
   const middle = (boxes[at].left + boxes[at].right) / 2;
@@ -79,8 +79,8 @@ function line(list, at, step) {
   if (!boxes[i]) return at;
   let best = i;
   for (const top = boxes[i].top; boxes[i] && Math.abs(boxes[i].top - top) < 4; i += step) {
-    const away = (box) => Math.abs((box.left + box.right) / 2 - middle);
-    if (away(boxes[i]) < away(boxes[best])) best = i;
+    const distance = (box) => Math.abs((box.left + box.right) / 2 - middle);
+    if (distance(boxes[i]) < distance(boxes[best])) best = i;
   }
   return best;
 }
@@ -101,17 +101,17 @@ function listen_plane(panel) {
   panel.plane.onpointerleave = release;
 }
 
-data.models.forEach((model, place) => panels.push(new Panel(model, place)));
+data.models.forEach((model, number) => panels.push(new Panel(model, number)));
 if (panels.length === 2) {
   document.getElementById("models").className = "two";
   const shape = (panel) => panel.layers.map((layer) => layer.heads).join();
   if (shape(panels[0]) === shape(panels[1])) {
     link = make("input", { type: "checkbox", checked: "" });
-    document.querySelector("header").append(make("label", { class: "link" }, link, "Pick the same layer and head in both"));
+    document.querySelector("header").append(make("label", { class: "link" }, link, "Select the same layer and head in both"));
   }
 }
 if (panels.length === 2) difference = new Difference(...panels);
-say();
+update();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   panels.forEach((panel) => panel.draw());
   if (difference) difference.draw();

@@ -1,10 +1,10 @@
-// One model: its heads to pick, its tokens, and what they look at.
+// One model: selection of heads, tokens and weights.
 
 const clamp = (i, size) => Math.min(Math.max(i, 0), size - 1);
 
 function fact(layer, n) {
-  if (layer.entropy[n] === null) return "it sees nothing";
-  const share = layer.share[n] === null ? "" : `, ${Math.round(100 * layer.share[n])} % of an even spread`;
+  if (layer.entropy[n] === null) return "no visible keys";
+  const share = layer.share[n] === null ? "" : `, ${Math.round(100 * layer.share[n])} % of the maximum`;
   return `entropy ${layer.entropy[n].toFixed(2)} nats${share}`;
 }
 
@@ -17,12 +17,12 @@ function swatches(kind, strengths, words) {
 }
 
 class Panel {
-  constructor(model, place) {
+  constructor(model, number) {
     this.name = model.name;
     this.layers = model.layers.map((raw) => new Layer(raw));
-    this.at = this.held = null; // {side, index}: what is shown, and what a click keeps
-    this.last = { queries: 0, keys: 0 }; // what Tab comes back to
-    this.build(place);
+    this.at = this.held = null; // {side, index}: the shown and the selected token
+    this.last = { queries: 0, keys: 0 }; // the token that Tab returns to
+    this.build(number);
     this.pick(0, 0);
   }
 
@@ -30,8 +30,8 @@ class Panel {
   text(side) { return this.layers[this.at_layer][side]; }
   size(side) { return data.texts[this.text(side)].length; }
 
-  build(place) {
-    const id = (name) => `${name}-${place}`;
+  build(number) {
+    const id = (name) => `${name}-${number}`;
     const title = make("h2", { id: id("title") }, this.name || "The model");
     if (!this.name) title.className = "hidden";
     this.choose = { layer: make("select", { id: id("layer") }), head: make("select", { id: id("head") }) };
@@ -43,8 +43,8 @@ class Panel {
     this.lists = {};
     const lists = ["queries", "keys"].map((side) => {
       const words = side === "queries"
-        ? ["Queries ", "point at one to see where it looks"]
-        : ["Keys ", "point at one to see who looks at it"];
+        ? ["Queries ", "point at one to see the keys it attends to"]
+        : ["Keys ", "point at one to see the queries that attend to it"];
       const heading = make("h3", { id: id(side) }, words[0], make("small", {}, words[1]));
       this.lists[side] = make("div", {
         role: "listbox", class: "tokens", "aria-labelledby": `${id("title")} ${id(side)}`,
@@ -65,9 +65,9 @@ class Panel {
       make("div", { class: "pick" }, make("label", { for: id("layer") }, "Layer"), this.choose.layer,
         make("label", { for: id("head") }, "Head"), this.choose.head, this.fact),
       make("div", { class: "body" },
-        make("div", { class: "heads" }, make("h3", {}, "Entropy ", make("small", {}, "of every head: pick one")),
+        make("div", { class: "heads" }, make("h3", {}, "Entropy ", make("small", {}, "of every head: select one")),
           this.strip, make("p", { class: "scale" },
-            ...swatches("even", [0, 0.25, 0.5, 0.75, 1], ["one key", "", "", "", "an even spread"]))),
+            ...swatches("even", [0, 0.25, 0.5, 0.75, 1], ["one key", "", "", "", "uniform"]))),
         make("div", { class: "words" }, ...lists, this.tints,
           this.top_title, this.top),
         make("figure", {}, make("h3", {}, "The whole head ", make("small", {}, "queries down, keys across")),
@@ -107,12 +107,12 @@ class Panel {
   pick(layer, head) {
     const before = this.at_layer === undefined ? null : [this.text("queries"), this.text("keys")].join();
     if (before !== null) this.mark_cell(false);
-    const grown = this.at_layer !== layer;
+    const changed = this.at_layer !== layer;
     this.at_layer = layer;
     this.at_head = Math.min(head, this.layers[layer].heads - 1);
     this.mark_cell(true);
     this.choose.layer.value = layer;
-    if (grown) {
+    if (changed) {
       this.choose.head.replaceChildren(...Array.from({ length: this.layer.heads },
         (_, n) => make("option", { value: n }, `${n}`)));
     }
@@ -137,8 +137,8 @@ class Panel {
 
   write(side) {
     const options = data.texts[this.text(side)].map((word) => {
-      const option = make("div", { role: "option", tabindex: -1, "aria-selected": false, dir: "auto" }, seen(word));
-      if (seen(word) !== word) option.setAttribute("aria-label", spoken(word));
+      const option = make("div", { role: "option", tabindex: -1, "aria-selected": false, dir: "auto" }, label(word));
+      if (label(word) !== word) option.setAttribute("aria-label", describe(word));
       return option;
     });
     this.lists[side].replaceChildren(...options);
@@ -169,19 +169,19 @@ class Panel {
     this.canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  // Shows where a query looks, or who looks at a key.
+  // Shows the row of a query or the column of a key.
   show(at) {
     this.at = at;
     const { side, index } = at;
-    this.weights = this.layer.look(this.at_head, side, index);
-    const light = turn();
+    this.weights = this.layer.slice(this.at_head, side, index);
+    const threshold = contrastThreshold();
     for (const where of ["queries", "keys"]) {
       const options = this.lists[where].children;
       for (let i = 0; i < options.length; i++) {
         const here = where === side && i === index;
         const strength = where === side ? 0 : this.weights[i] ** this.layer.power;
         options[i].style.setProperty("--w", strength);
-        options[i].className = here ? "at" : strength > light ? "strong" : strength > 0.3 ? "mid" : "";
+        options[i].className = here ? "at" : strength > threshold ? "strong" : strength > 0.3 ? "mid" : "";
         options[i].setAttribute("aria-selected", where === this.held.side && i === this.held.index);
         options[i].tabIndex = i === this.last[where] ? 0 : -1;
       }
@@ -198,19 +198,19 @@ class Panel {
   list(most) {
     const { side, index } = this.at;
     const text = this.text(other(side));
-    this.top_title.textContent = `${named(this.text(side), index)} ${side === "queries" ? "looks at" : "is looked at by"}`;
-    this.top.replaceChildren(...largest(this.weights, MOST).map((i) => {
+    this.top_title.textContent = `${named(this.text(side), index)} ${side === "queries" ? "attends to" : "is attended to by"}`;
+    this.top.replaceChildren(...largest(this.weights, LISTED).map((i) => {
       const bar = make("i");
       bar.style.setProperty("--w", this.weights[i] / most);
       return make("li", {}, make("bdi", {}, named(text, i)), bar, this.weights[i].toFixed(3));
     }));
   }
 
-  words() {
+  describe() {
     const { side, index } = this.at;
     const text = this.text(other(side));
-    const parts = largest(this.weights, SAID).map((i) => `${named(text, i)} ${digits(this.weights[i])}`);
-    const verb = side === "queries" ? "looks at" : "is looked at by";
-    return `token ${named(this.text(side), index)} ${verb}: ${parts.join(", ") || "nothing"}`;
+    const parts = largest(this.weights, DESCRIBED).map((i) => `${named(text, i)} ${digits(this.weights[i])}`);
+    const verb = side === "queries" ? "attends to" : "is attended to by";
+    return `token ${named(this.text(side), index)} ${verb}: ${parts.join(", ") || "no key"}`;
   }
 }

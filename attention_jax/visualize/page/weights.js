@@ -1,28 +1,28 @@
-// The weights as the page holds them, and the words for tokens.
+// Weights and labels of tokens.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const MOST = 8; // tokens in the list of the largest weights
-const SAID = 5; // tokens in the line that is said aloud
+const LISTED = 8; // tokens in the list of the largest weights
+const DESCRIBED = 5; // tokens in the description
 
-// What stands for a token that could not be seen, and what is said of it.
-const SIGNS = { " ": ["\u2423", "space"], "\n": ["\u23ce", "new line"], "\r": ["\u23ce", "new line"],
+// Symbols for characters that are not printable, and their names.
+const SYMBOLS = { " ": ["\u2423", "space"], "\n": ["\u23ce", "new line"], "\r": ["\u23ce", "new line"],
   "\t": ["\u21e5", "tab"], "\u2028": ["\u23ce", "new line"], "\u2029": ["\u23ce", "new line"], "\x7f": ["\u2421"] };
-// A control picture for a control character, U+FFFD for what has no picture.
+// Control pictures for control characters, U+FFFD for characters without one.
 const printable = (text) => text.replace(/[\0-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]/g,
-  (c) => (SIGNS[c] || [c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "\ufffd"])[0]);
-const seen = (text) => printable(text.trim() ? text : text.replaceAll(" ", SIGNS[" "][0])) || "\u2205";
-const spoken = (text) => printable(text.trim())
-  || [...text].map((c) => (SIGNS[c] || [])[1] || "blank").join(" ") || "nothing";
+  (c) => (SYMBOLS[c] || [c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "\ufffd"])[0]);
+const label = (text) => printable(text.trim() ? text : text.replaceAll(" ", SYMBOLS[" "][0])) || "\u2205";
+const describe = (text) => printable(text.trim())
+  || [...text].map((c) => (SYMBOLS[c] || [])[1] || "blank").join(" ") || "nothing";
 
 const counts = data.texts.map((words) => {
   const count = new Map();
   for (const word of words) count.set(word, (count.get(word) || 0) + 1);
   return count;
 });
-// A word that comes more than once is told apart by its place.
+// A repeated word gets its index.
 const named = (text, i) => {
   const word = data.texts[text][i];
-  return counts[text].get(word) > 1 ? `${spoken(word)} #${i}` : spoken(word);
+  return counts[text].get(word) > 1 ? `${describe(word)} #${i}` : describe(word);
 };
 
 function make(tag, attributes = {}, ...children) {
@@ -39,7 +39,7 @@ function bytes(text) {
   return found;
 }
 
-// One attention: w = m (q / 255) ** 2, m being the greatest weight of the row.
+// One attention: w = m (q / 255) ** 2, m the largest weight of the row.
 class Layer {
   constructor(raw) {
     Object.assign(this, raw);
@@ -51,14 +51,14 @@ class Layer {
     this.greatest = new Float32Array(bytes(this.greatest).buffer);
     return this;
   }
-  // How strong the tint of a weight is: an even spread over the keys has a fifth of the whole.
+  // Exponent of the tint: uniform weights have a fifth of the full tint.
   get power() { return Math.min(0.5, Math.log(5) / Math.log(Math.max(this.S, 2))); }
   weight(n, t, s) {
     const row = n * this.T + t;
     const share = this.levels[row * this.S + s] / 255;
     return this.greatest[row] * share * share;
   }
-  look(n, side, index) {
+  slice(n, side, index) {
     return side === "queries"
       ? Float32Array.from({ length: this.S }, (_, s) => this.weight(n, index, s))
       : Float32Array.from({ length: this.T }, (_, t) => this.weight(n, t, index));
@@ -66,7 +66,7 @@ class Layer {
 }
 
 const other = (side) => (side === "queries" ? "keys" : "queries");
-// The places of the largest weights; of those that would read as 0 only where there is no other.
+// Indices of the largest weights; weights that would be printed as 0 only if there are no others.
 function largest(weights, count) {
   const least = weights.some((w) => w >= 0.0005) ? 0.0005 : Number.MIN_VALUE;
   return [...weights.keys()].filter((i) => weights[i] >= least)
@@ -74,8 +74,8 @@ function largest(weights, count) {
 }
 const digits = (w) => (w >= 0.005 ? w.toFixed(2) : w >= 0.0005 ? w.toFixed(3) : "less than 0.001");
 
-// From which tint on the words on it are light instead of dark, or the other way about.
-const turn = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--turn"));
+// The tint from which text on it has the opposite colour.
+const contrastThreshold = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--contrast-threshold"));
 
 function ramp(to) {
   const style = getComputedStyle(document.documentElement);
