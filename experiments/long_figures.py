@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.figures import look, scales
+from experiments.report.figures import look, scales
 
 Line = tuple[Sequence[float], Sequence[float | None]]
 

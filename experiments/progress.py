@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from experiments.report import duration
+from experiments.report.blocks import duration
 
 
 class Progress:

@@ -28,7 +28,7 @@ from experiments.errors import UsageError
 from experiments.options import StudyOptions, flag
 
 if TYPE_CHECKING:
-    from experiments.report import Report
+    from experiments.report.blocks import Report
 
 SCHEMA = 1
 _NOT_SETTINGS = ("out", "resume")
@@ -85,9 +85,7 @@ class RunFolder:
         self, results: dict[str, Any], build: "Callable[[dict[str, Any], Path], Report]"
     ) -> Path:
         """Write results.json, and the report that ``build`` makes of it; return the folder."""
-        from experiments.report import (
-            write_report,
-        )  # loads NumPy and Jinja, which --help can do without
+        from experiments.report.page import write_report  # loads Jinja, which --help need not
 
         document = self.write_results(results, finished=True)
         page = write_report(self.path, build(document, self.path), document)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import figures
-from experiments.report import Picture, Report, Row, Section, Table, memory
+from experiments.report import figures
+from experiments.report.blocks import Picture, Report, Row, Section, Table, memory
 
 _PASSES = {"forward": "forward", "gradient": "forward and backward"}
 

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import report
-from experiments.figures import label
-from experiments.published import LUONG, LUONG_ALIGNMENT_ERROR, VASWANI
-from experiments.report import (
+from experiments.report import blocks as report
+from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
     Report,
     Row,
@@ -19,6 +17,8 @@ from experiments.report import (
     mean_sd,
     memory,
 )
+from experiments.report.figures import label
+from experiments.report.published import LUONG, LUONG_ALIGNMENT_ERROR, VASWANI
 from experiments.reports import compare_figures
 from experiments.reports.compare_models import besides
 from experiments.reports.compare_published import published_tables

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments import figures
-from experiments.report import Heatmap, Picture, known, number
+from experiments.report import figures
+from experiments.report.blocks import Heatmap, Picture, known, number
 
 Results = Mapping[str, Any]
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures import label
-from experiments.published import (
+from experiments.report.blocks import COMPARE_THE_SHAPE, Row, Table, mean_sd
+from experiments.report.figures import label
+from experiments.report.published import (
     BAHDANAU,
     BAHDANAU_ROWS,
     BRITZ,
@@ -13,7 +14,6 @@ from experiments.published import (
     LUONG,
     LUONG_ROWS,
 )
-from experiments.report import COMPARE_THE_SHAPE, Row, Table, mean_sd
 
 Results = Mapping[str, Any]
 

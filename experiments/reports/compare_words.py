@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures import label
-from experiments.report import joined
-from experiments.report import known as measured
+from experiments.report.blocks import joined
+from experiments.report.blocks import known as measured
+from experiments.report.figures import label
 
 Results = Mapping[str, Any]
 _NOISE = 0.1  # by which the medians of two timings of one thing may differ on a shared machine

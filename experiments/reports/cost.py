@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import figures
-from experiments.published import RABE_STAATS, RABE_STAATS_LENGTHS, RABE_STAATS_ROWS
-from experiments.report import (
+from experiments.report import figures
+from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
     Picture,
     Report,
@@ -17,6 +16,7 @@ from experiments.report import (
     mean_sd,
     memory,
 )
+from experiments.report.published import RABE_STAATS, RABE_STAATS_LENGTHS, RABE_STAATS_ROWS
 
 _PASSES = {"forward": "Forward", "gradient": "Forward and backward"}
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import figures
-from experiments.report import (
+from experiments.report import figures
+from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
     Picture,
     Report,

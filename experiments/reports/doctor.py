@@ -5,8 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import figures
-from experiments.report import Block, Picture, Report, Row, Section, Table, joined, known, number
+from experiments.report import figures
+from experiments.report.blocks import (
+    Block,
+    Picture,
+    Report,
+    Row,
+    Section,
+    Table,
+    joined,
+    known,
+    number,
+)
 
 Results = Mapping[str, Any]
 _PANEL = 11  # curves that can be told apart

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import long_figures
 from experiments.families import PATTERNS
-from experiments.report import (
+from experiments.report.blocks import (
     Picture,
     Report,
     Row,

@@ -1,6 +1,6 @@
 """Published figures beside the study of long sequences, and where each family comes from."""
 
-from experiments.report import COMPARE_THE_SHAPE, Row, Table
+from experiments.report.blocks import COMPARE_THE_SHAPE, Row, Table
 
 LRA = "Tay et al. 2020, arXiv 2011.04006 (second-hand), Long Range Arena"
 _LRA = {

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import figures
-from experiments.published import UNTRAINED, VASWANI
-from experiments.report import (
+from experiments.report import figures
+from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
     Picture,
     Report,
@@ -20,6 +19,7 @@ from experiments.report import (
     mean_sd,
     number,
 )
+from experiments.report.published import UNTRAINED, VASWANI
 
 Results = Mapping[str, Any]
 _MEASURES = {

@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from experiments import figures, long_figures
+from experiments import long_figures
 from experiments.__main__ import main
-from experiments.report import diverged, duration, known, mean, mean_sd, memory, number
+from experiments.report import figures
+from experiments.report.blocks import diverged, duration, known, mean, mean_sd, memory, number
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 

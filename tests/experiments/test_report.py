@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 
-from experiments import figures
-from experiments.report import (
+from experiments.report import figures
+from experiments.report.blocks import (
     Heatmap,
     Report,
     Row,
@@ -20,8 +20,8 @@ from experiments.report import (
     joined,
     mean_sd,
     memory,
-    write_report,
 )
+from experiments.report.page import write_report
 from experiments.reports.compare_words import costs_in_words
 
 RESULTS = {

@@ -15,7 +15,7 @@ from experiments import untrained
 from experiments.__main__ import main
 from experiments.data import tasks
 from experiments.models import recall
-from experiments.published import UNTRAINED
+from experiments.report.published import UNTRAINED
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ agreeing notes, not in the paper. None of them ran on our data or at our size: w
 the shape.
 """
 
-from experiments.report import Row
+from experiments.report.blocks import Row
 
 BRITZ = "Britz et al. 2017, arXiv 1703.03906 (second-hand), newstest2013"
 BAHDANAU = "Bahdanau et al. 2014, arXiv 1409.0473 (second-hand)"

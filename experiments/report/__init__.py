@@ -1,0 +1,1 @@
+"""Reports: their parts, figures, published numbers, and the page that shows them."""
