@@ -29,6 +29,7 @@ from attention_jax._core.checks import (
     check_precision,
     check_rate,
 )
+from attention_jax._core.compiled import compiled
 from attention_jax._core.numerics import zeros
 from attention_jax._core.observe import observer
 from attention_jax._core.term import ArrayBias, Term
@@ -374,11 +375,11 @@ def _nothing(request: Request) -> Result:
     return Result(out, Stats(entropy - jnp.inf, entropy, entropy - jnp.inf))
 
 
-@functools.partial(jax.jit, static_argnames=("name",))
+@functools.partial(compiled, static=(1,))
 def _run(request: Request, name: str) -> Result:
     return KERNELS[name].run(request)
 
 
-@jax.jit
+@compiled
 def _weights(request: Request) -> Array:
     return dense.weights(request)

@@ -15,20 +15,26 @@ import jax
 # `implementation` is the argument of `attend`.
 Observer = Callable[[Any, Callable[[Any], Any], Any], Any]
 
-_OBSERVER: Any = jax.make_user_context(None)
+_OBSERVER: contextvars.ContextVar[Any] = contextvars.ContextVar("observer", default=None)
+# JAX's caches keep the value of a user context: a mark in place of the observer.
+_MARK: Any = jax.make_user_context(None)
 _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
 
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Passes every call of attention in the context through `observer`, a hashable function."""
-    with _OBSERVER(observer):
-        yield
+    """Passes every call of attention in the context through `observer`."""
+    token = _OBSERVER.set(observer)
+    try:
+        with _MARK(object()):
+            yield
+    finally:
+        _OBSERVER.reset(token)
 
 
 def observer() -> Observer | None:
     """The active observer, or None."""
-    return _OBSERVER.value
+    return _OBSERVER.get()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """What graph attention is made of, whichever flavour it comes in."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,15 @@ from attention_jax.masks import Mask
 from attention_jax.scores import Score
 
 
-@functools.cache
-def _leaky(slope: float) -> Callable[[Array], Array]:
-    """One function for each slope, so that what is compiled for it serves again."""
-    return functools.partial(jax.nn.leaky_relu, negative_slope=slope)
+@dataclasses.dataclass(frozen=True)
+class LeakyRelu:
+    """`x` where it is positive, else `slope · x`; equal for equal slopes, unlike a partial."""
+
+    slope: float
+
+    def __call__(self, x: Array) -> Array:
+        """The elementwise function."""
+        return jax.nn.leaky_relu(x, self.slope)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -38,7 +42,7 @@ class GraphScore(ScoreRecipe):
         """`scores.additive` between two identities."""
         v = values["v"]
         same = jnp.eye(v.shape[-1], dtype=v.dtype)
-        return scores.additive(same, same, v, activation=_leaky(self.slope))
+        return scores.additive(same, same, v, activation=LeakyRelu(self.slope))
 
 
 def neighbours(adjacency: AnyMask, rank: int, self_loops: bool) -> Mask | None:

@@ -122,7 +122,8 @@ def prepare(model: Any, variables: Any, method: str | None, args: Any, options: 
         if variables is None:
             raise ValueError("a Linen module has no arrays of its own: give variables=, or bind it")
         rest = {name: part for name, part in variables.items() if name != "params"}
-        return Application("linen", model, variables.get("params", {}), rest, **call)
+        # A clone: a compiled application keeps its static part.
+        return Application("linen", model.clone(), variables.get("params", {}), rest, **call)
     if variables is not None:
         raise ValueError(f"variables are for Linen modules, not for {type(model).__name__}")
     if is_nnx(model):

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
+from attention_jax._core.compiled import compiled
 from attention_jax._core.record import Record
 from attention_jax.diagnostics import application, maps
 from attention_jax.diagnostics.record import AttentionRecord
@@ -153,12 +154,7 @@ def capture(
     arrays, parts = application.split(applied)
     static = _Static(parts, Settings(tuple(candidates), weights, similarity, rollout), loss)
     given = arrays, tuple(candidates.values())
-    if applied.flavour == "function" or loss is not None or not _is_hashable(static):
-        # Compiled for this call only: arrays that a function closes over may have changed.
-        found = jax.jit(lambda *given: _capture(static, *given))(*given)
-    else:
-        found = _compiled(static, *given)
-    output, records, norms, bad = found
+    output, records, norms, bad = _compiled(static, *given)
     if not records:
         raise ValueError(
             "no attention of attention_jax ran in this model, apart from the sub-quadratic "
@@ -185,14 +181,6 @@ def _check_real(pattern: str, real: Any, records: Mapping[str, AttentionRecord])
             f"real[{pattern!r}] {list(real.shape)} must be [*B, S] of an attention that the "
             f"pattern matches: {', '.join(sorted(shapes))}"
         )
-
-
-def _is_hashable(static: _Static) -> bool:
-    try:
-        hash(static)
-    except TypeError:
-        return False
-    return True
 
 
 def _unstack(records: dict[str, AttentionRecord]) -> dict[str, AttentionRecord]:
@@ -234,7 +222,7 @@ def _capture(static: _Static, arrays: list[Any], real: tuple[Any, ...]) -> tuple
     return output, records, norms, bad
 
 
-_compiled = jax.jit(_capture, static_argnums=(0,))
+_compiled = compiled(_capture, static=(0,))
 
 
 def _out_weight(parameters: Mapping[str, Array], path: str) -> Array | None:

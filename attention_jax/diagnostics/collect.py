@@ -11,6 +11,7 @@ References:
     Frostig, Johnson, Leary 2018, "Compiling machine learning programs via high-level tracing".
 """
 
+import contextvars
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,10 @@ from attention_jax._core.record import static
 
 Gates = Mapping[int, Any]
 
+# The structures that a `collect` has recorded. The primitive has their index: JAX's caches keep its
+# parameters, and a structure may hold a caller's functions.
+_STRUCTURES: contextvars.ContextVar[list[Any]] = contextvars.ContextVar("structures")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Collected:
         kind: class of the module.
         layers: lengths of the enclosing scans, outermost first.
         mapped: number of enclosing vmaps.
+        structure: index of the structure of `values` among those of one `collect`.
     """
 
     values: Any
@@ -44,13 +50,18 @@ class Collected:
     kind: str = static()
     layers: tuple[int, ...] = static()
     mapped: int = static()
+    structure: int = static()
 
 
 def record(out: Array, values: Any, path: str, kind: str) -> Array:
     """Records a pytree of values together with an attention output; returns the output."""
     leaves, structure = jax.tree.flatten(values)
     arrays = [jnp.asarray(x) for x in (out, *leaves)]
-    return _record.bind(*arrays, path=path, kind=kind, structure=structure, mapped=0)[0]
+    structures = _STRUCTURES.get()
+    if structure not in structures:
+        structures.append(structure)
+    index = structures.index(structure)
+    return _record.bind(*arrays, path=path, kind=kind, structure=index, mapped=0)[0]
 
 
 def collect(function: Any, *arguments: Any, gates: Gates) -> tuple[Any, list[Collected]]:
@@ -65,9 +76,17 @@ def collect(function: Any, *arguments: Any, gates: Gates) -> tuple[Any, list[Col
     Raises:
         NotImplementedError: a record inside an unsupported transformation, such as `while_loop`.
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    leaves = jax.tree.leaves(arguments)
-    outputs, found = _evaluate(closed, leaves, gates, 0)
+    structures: list[Any] = []
+    token = _STRUCTURES.set(structures)
+    try:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    finally:
+        _STRUCTURES.reset(token)
+    outputs, found = _evaluate(closed, jax.tree.leaves(arguments), gates, 0)
+    found = [
+        dataclasses.replace(x, values=jax.tree.unflatten(structures[x.structure], x.values))
+        for x in found
+    ]
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs), found
 
 
@@ -128,9 +147,8 @@ def _enter(
         if number in gates:
             gate = jnp.asarray(gates[number]).astype(out.dtype)
             out = out * jnp.expand_dims(gate, tuple(range(out.ndim - gate.ndim)))
-        values = jax.tree.unflatten(params["structure"], leaves)
-        found = Collected(values, params["path"], params["kind"], (), params["mapped"])
-        return [out, *leaves], [found]
+        path, kind, mapped = params["path"], params["kind"], params["mapped"]
+        return [out, *leaves], [Collected(leaves, path, kind, (), mapped, params["structure"])]
     if name == "scan":
         return _scan(params, inputs, gates, number)
     if name == "cond":

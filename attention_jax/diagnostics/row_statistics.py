@@ -19,6 +19,7 @@ from attention_jax.kernels.block import block_logits, cut, weigh_values
 from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.traced import trace_user_code
 from attention_jax.kernels.walk import block_start
 from attention_jax.masks.mask import Mask
 
@@ -92,6 +93,7 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
         causal = _is_causal(request.mask)
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
+        problem = trace_user_code(problem, facts, block)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
             head, traced = parts

@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import AnyArray, Array, BiasLike, KeyPositions, QueryPositions
 from attention_jax._core.checks import as_array, check_floating, check_inputs
+from attention_jax._core.compiled import compiled
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, stats_dtype, widen
 from attention_jax._core.term import Term
@@ -24,6 +25,7 @@ from attention_jax.distillation.terms import check_kind, log_of, terms
 from attention_jax.kernels.once import is_once, tiling_or_once
 from attention_jax.kernels.problem import block_kinds, lower
 from attention_jax.kernels.request import Request
+from attention_jax.kernels.traced import trace_user_code
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 from attention_jax.scores.score import Score
 
@@ -155,7 +157,7 @@ def _request(who: str, query: Any, key: Any, options: dict[str, Any]) -> Request
         raise type(error)(f"the {who}: {error}") from None
 
 
-@functools.partial(jax.jit, static_argnames=("heads", "kind"))
+@functools.partial(compiled, static=(3, 4))
 def _divergence(
     teacher: Request, student: Request, share: Any, heads: tuple[tuple[int, ...], ...], kind: str
 ) -> Array:
@@ -179,6 +181,7 @@ def _every_head(
             )
         )
     known = isinstance(union, np.ndarray)
+    its, own = trace_user_code(its, its_facts, block), trace_user_code(own, own_facts, block)
     pairs = pair_up((own, layout), (its, teacher.layout), heads, share)
     facts = Facts(kind, own_facts, its_facts, heads.shape[1], block)
 

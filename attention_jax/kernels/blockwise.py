@@ -21,6 +21,7 @@ from attention_jax.kernels.online import Online, Rows, close, start, top_logits,
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
+from attention_jax.kernels.traced import trace_user_code
 from attention_jax.kernels.walk import block_start, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
@@ -38,6 +39,7 @@ def run(request: Request) -> Result:
         problem, facts = lower(request, merge=loop)
         kinds = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
+        problem = trace_user_code(problem, facts, block)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Array, Array, Array]:
             head, traced = parts

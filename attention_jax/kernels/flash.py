@@ -22,7 +22,6 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
-from attention_jax._core.closures import holds_tracer
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import (
     NEG_INF,
@@ -45,6 +44,7 @@ from attention_jax.kernels.online import Online, Rows, close, start, top_logits,
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
+from attention_jax.kernels.traced import trace_user_code
 from attention_jax.kernels.walk import block_start, sweep, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
@@ -68,6 +68,7 @@ def _whole(request: Request) -> Result:
         problem, facts = lower(request, merge=loop)
         kinds = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
+        problem = trace_user_code(problem, facts, block)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Array, Array, Array]:
             head, traced = parts
@@ -123,9 +124,7 @@ def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
     others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
     spec = Spec(structure, floating, facts, block, static_kinds, current_precision())
-    # Plain JAX differentiates also what a function has in its closure; the rule would not.
-    run = _rows if holds_tracer((head.term, head.mask)) else _flash
-    return run(spec, floats, others)
+    return _flash(spec, floats, others)
 
 
 def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:

@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.closures import holds_tracer
 from attention_jax._core.numerics import (
     NEG_INF,
     matmul,
     precision_of_products,
     same_dtype,
 )
+from attention_jax._core.user_code import holds_user_code
 from attention_jax.kernels.block import entropy_of
 from attention_jax.kernels.problem import Static, check_mask, finish, may_exceed_int32
 from attention_jax.kernels.request import Request, Result
@@ -52,7 +52,7 @@ def fits(request: Request) -> bool:
         and type(request.score) in (Dot, ScaledDot)
         and request.bias is None
         and request.dropout_key is None
-        and not holds_tracer(request.mask)
+        and not holds_user_code(request.mask)  # which the rule would call again
         and not any(
             x is not None and may_exceed_int32(x.dtype)
             for x in (request.query_positions, request.key_positions)

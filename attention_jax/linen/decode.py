@@ -8,10 +8,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import jax
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
+from attention_jax._core.compiled import compiled
 from attention_jax._modules import generation
 from attention_jax._modules.arguments import AnyMask, Source
 from attention_jax._modules.generation import Ask, Draw, Task
@@ -78,7 +78,7 @@ def greedy_decode(
         (3, 6)
     """
     task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _sentence(model, variables, task, None)
+    return _sentence(model.clone(), variables, task, None)
 
 
 def sample_decode(
@@ -131,7 +131,7 @@ def sample_decode(
     """
     draw = generation.draw(key, temperature, top_k, top_p)
     task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _sentence(model, variables, task, draw)
+    return _sentence(model.clone(), variables, task, draw)
 
 
 def beam_decode(
@@ -178,7 +178,7 @@ def beam_decode(
     """
     penalty = generation.check_beams(num_beams, length_penalty)
     task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _beams(model, variables, task, num_beams, penalty)
+    return _beams(model.clone(), variables, task, num_beams, penalty)
 
 
 def _task(
@@ -201,12 +201,12 @@ def _asking(model: Model, variables: Variables) -> Ask:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static=(0,))
 def _sentence(model: Model, variables: Variables, task: Task, draw: Draw | None) -> Array:
     return generation.sentence(_asking(model, variables), task, draw)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(compiled, static=(0, 3))
 def _beams(
     model: Model, variables: Variables, task: Task, num_beams: int, length_penalty: Array
 ) -> tuple[Array, Array]:

@@ -5,7 +5,6 @@ instead is therefore kept with the whole, and given to the part while it is set 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -81,8 +80,10 @@ def _setting(changed: tuple[tuple[str, Fields], ...]) -> Any:
     return nn.intercept_methods(fill)
 
 
-@functools.cache
 def _changed_class(original: type) -> Any:
+    """The joined class, made once and kept by the original class alone."""
+    if "_changed_class" in vars(original):
+        return vars(original)["_changed_class"]
     body = {
         "__annotations__": {"changed": tuple},
         "changed": (),
@@ -91,7 +92,9 @@ def _changed_class(original: type) -> Any:
         "__doc__": original.__doc__,
     }
     joined = _Caching if hasattr(original, "new_cache") else _Changed
-    return type(original)(original.__name__, (joined, original), body, kw_only=True)
+    changed = type(original)(original.__name__, (joined, original), body, kw_only=True)
+    original._changed_class = changed  # type: ignore[attr-defined]
+    return changed
 
 
 def with_fields(model: Model, fields: Mapping[str, Mapping[str, Any]]) -> Model:

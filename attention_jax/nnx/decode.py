@@ -8,11 +8,11 @@ import functools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import jax
 from flax import nnx
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
+from attention_jax._core.compiled import compiled
 from attention_jax._modules import generation
 from attention_jax._modules.arguments import AnyMask, Source, vocabulary
 from attention_jax._modules.generation import Ask, Draw, Task
@@ -198,12 +198,12 @@ def _asking(model: Model) -> Ask:
     return lambda method, *given, **options: getattr(model, method)(*given, **options)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static=(0,))
 def _sentence(graph: Any, state: Any, task: Task, draw: Draw | None) -> Array:
     return generation.sentence(_asking(nnx.merge(graph, state)), task, draw)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(compiled, static=(0, 3))
 def _beams(
     graph: Any, state: Any, task: Task, num_beams: int, length_penalty: Array
 ) -> tuple[Array, Array]:

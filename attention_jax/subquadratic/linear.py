@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.compiled import compiled
 from attention_jax._core.record import Record
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
@@ -228,7 +229,7 @@ def linear_attention_step(
     return out[..., 0, :, :], state
 
 
-@functools.partial(jax.jit, static_argnames=("form", "chunk_size"))
+@functools.partial(compiled, static=(6, 7))
 def _run(
     query: Any,
     key: Any,

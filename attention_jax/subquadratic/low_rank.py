@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array
+from attention_jax._core.compiled import compiled
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.few import attend_to_few, projection, scaled
 from attention_jax.subquadratic.problem import (
@@ -78,7 +78,7 @@ def low_rank_attention(
     return _run(*arrays, key_projection, value_projection, mask, scale)
 
 
-@jax.jit
+@compiled
 def _run(
     query: Any, key: Any, value: Any, down_key: Any, down_value: Any, mask: Any, scale: Any
 ) -> Array:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count, check_inputs
+from attention_jax._core.compiled import compiled
 from attention_jax._core.manual import vary_as
 from attention_jax._core.numerics import safe_normalize
 from attention_jax.masks.mask import Mask
@@ -130,9 +131,7 @@ class Order(NamedTuple):
     rank: Array
 
 
-@functools.partial(
-    jax.jit, static_argnames=("num_buckets", "num_rounds", "window", "normalize_keys")
-)
+@functools.partial(compiled, static=(5, 6, 7, 8))
 def _run(
     query: Any,
     value: Any,

@@ -3,13 +3,13 @@
 import functools
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.compiled import compiled
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.few import attend_to_few, projection, scaled
 from attention_jax.subquadratic.problem import (
@@ -80,7 +80,7 @@ def memory_compressed_attention(
     return _run(*arrays, key_kernel, value_kernel, mask, scale, stride)
 
 
-@functools.partial(jax.jit, static_argnames=("stride",))
+@functools.partial(compiled, static=(7,))
 def _run(
     query: Any,
     key: Any,

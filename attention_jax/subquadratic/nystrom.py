@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.compiled import compiled
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.few import attend_to_few, scaled
@@ -79,7 +80,7 @@ def nystrom_attention(
     return _run(*arrays, mask, scale, num_landmarks, iterations)
 
 
-@functools.partial(jax.jit, static_argnames=("num_landmarks", "iterations"))
+@functools.partial(compiled, static=(5, 6))
 def _run(
     query: Any, key: Any, value: Any, mask: Any, scale: Any, num_landmarks: int, iterations: int
 ) -> Array:

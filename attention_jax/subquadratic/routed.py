@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.compiled import compiled
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.few import scaled
 from attention_jax.subquadratic.problem import (
@@ -83,7 +84,7 @@ def routed_attention(
     return _run(*arrays, mask, scale, block_size, num_blocks)
 
 
-@functools.partial(jax.jit, static_argnames=("block_size", "num_blocks"))
+@functools.partial(compiled, static=(5, 6))
 def _run(
     query: Any, key: Any, value: Any, mask: Any, scale: Any, block_size: int, num_blocks: int
 ) -> Array:
