@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from attention_jax.visualize.signs import printable
+from attention_jax.visualize.symbols import printable
 
 LABELS = {
     "none": "no attention",

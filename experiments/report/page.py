@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from attention_jax.visualize.signs import printable
+from attention_jax.visualize.symbols import printable
 from experiments.report.blocks import Heatmap, Report, Table, duration
 
 _TEMPLATES = Path(__file__).parent / "templates"
