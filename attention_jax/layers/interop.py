@@ -1,12 +1,13 @@
-"""Attention as Flax's own modules call it: their arguments in, our engine's answer out.
+"""The function that Flax's own attention modules take as `attention_fn`.
 
 Flax's `MultiHeadAttention` projects, caches and drops out by its own rules, and leaves the
-attention itself to a callable. What that callable is told, in words that both flavours of Flax
-share, becomes one request to the engine here; the flavours add what only they know.
+attention itself to a callable. Its arguments become one request to the engine here; the flavours
+add those that only one of them passes.
 """
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,25 +31,11 @@ from attention_jax._modules.arguments import (
 )
 from attention_jax._modules.caches import by_position, counted
 from attention_jax.attend import attention_weights, execute, make_request
+from attention_jax.layers import docstrings
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score
 from attention_jax.scores.score import Sum
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
-    """What both flavours of Flax pass besides query, key and value."""
-
-    bias: AnyBias
-    mask: Any
-    broadcast_dropout: bool
-    dropout_rng: Any
-    dropout_rate: float | int
-    deterministic: bool
-    dtype: Any
-    precision: Any
-    is_causal: bool = False
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -71,20 +58,50 @@ class AttentionFn:
         return f"attention_fn({shown})"
 
     def _run(
-        self, query: Any, key: Any, value: Any, call: Call, sow: Callable[[Array], Any] | None
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        bias: AnyBias,
+        mask: Any,
+        broadcast_dropout: bool,
+        dropout_rng: Any,
+        dropout_rate: float | int,
+        deterministic: bool,
+        dtype: Any,
+        precision: Any,
+        is_causal: bool,
+        sow: Callable[[Array], Any] | None,
     ) -> Array:
-        """One call of the engine; `sow`, where there is one, is given the weights."""
+        """One call of the engine.
+
+        Args:
+            query: `[*B, T, N, H]`.
+            key: `[*B, S, K, H]`.
+            value: `[*B, S, K, V]`.
+            bias: Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.
+            mask: A mask object or an array `[*#B, #N, #T, #S]`, boolean or of 0 and 1.
+            broadcast_dropout: One dropout mask `[T, S]` for all batch entries and heads.
+            dropout_rng: A PRNG key, needed with a rate unless `deterministic`.
+            dropout_rate: Probability that a weight is dropped, in [0, 1).
+            deterministic: Whether to leave dropout out.
+            dtype: Dtype of inputs and output; None is the inputs' common one.
+            precision: As in `jax.lax.Precision`.
+            is_causal: Whether query t attends to keys 0..t only, besides the mask.
+            sow: Receives the weights, before dropout; None forms no weights.
+        """
         arrays = {"query": query, "key": key, "value": value}
         for name, x in arrays.items():
             check_floating(name, as_array(name, x))
-        dtype = promote(*(x.dtype for x in arrays.values())) if call.dtype is None else call.dtype
+        dtype = promote(*(x.dtype for x in arrays.values())) if dtype is None else dtype
         query, key, value = (cast(x, dtype) for x in arrays.values())
         layout = check_inputs(query, key, value)
-        given, valid = boolean(call.mask)
+        given, valid = boolean(mask)
         if given is not None and not isinstance(given, Mask):
             check_pairs("mask", given, layout)
         position = _step_position(given, layout)
-        causal = masks.causal() if call.is_causal else None
+        causal = masks.causal() if is_causal else None
         score, settled = self.score, self.mask
         if position is not None:
             settled = by_position(settled)
@@ -92,35 +109,67 @@ class AttentionFn:
         told = {
             "score": score,
             "mask": combine(settled, causal, given),
-            "bias": _total(self.bias, call.bias),
+            "bias": _total(self.bias, bias),
             "query_positions": position,
-            "precision": _one_precision(call.precision),
+            "precision": _one_precision(precision),
         }
         if sow is not None:
             sow(_loud(attention_weights(query, key, **told), valid))
         dropout = {}
-        if not call.deterministic and call.dropout_rate:
-            if call.dropout_rng is None:
+        if not deterministic and dropout_rate:
+            if dropout_rng is None:
                 raise ValueError(
-                    f"dropout_rate {call.dropout_rate} with deterministic=False needs a dropout_rng"
+                    f"dropout_rate {dropout_rate} with deterministic=False needs a dropout_rng"
                 )
             dropout = {
-                "dropout_rate": call.dropout_rate,
-                "dropout_key": call.dropout_rng,
-                "shared_dropout": call.broadcast_dropout,
+                "dropout_rate": dropout_rate,
+                "dropout_key": dropout_rng,
+                "shared_dropout": broadcast_dropout,
             }
         request = make_request(query, key, value, block_size=self.block_size, **told, **dropout)
         return _loud(execute(request, self.implementation).out, valid)
 
 
+_SHARED = """What both flavours' `attention_fn` have in common.
+
+    out_t = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
+
+Flax's module keeps its projections, parameters, cache and dropout rules; every mask, bias, flag and
+key that it passes is honoured. Masks made by Flax's helpers, which hold 0.0 and 1.0, become
+boolean; other numbers are an error, and NaN in the output under tracing, where they are not known.
+A query without visible keys gets 0.
+
+In a step of Flax's cached decode (one query, and the mask of the keys that are written) the query
+has the position of the last key that this mask shows. `is_causal`, masks and biases use that
+position, `causal(align="end")` is `causal()`, and `log_length` counts the keys up to there: the
+step gives the last row of a full pass over the tokens so far.
+
+Args:
+    score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is the
+        scaled dot product. Arrays in it are constants: no optimizer updates them. For a score that
+        trains use this library's `MultiHeadAttention`.
+    mask: A mask object or boolean array that holds in every call, besides the call's own.
+    bias: A bias object or array added in every call, besides the call's own.
+    implementation: As in `attention_jax.attend`.
+    block_size: As in `attention_jax.attend`.
+
+Returns:
+    A callable; two with equal options are equal, so that what is compiled for one serves the other.
+
+Raises:
+    TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax was
+        given `attention_fn` itself and not what it returns.
+    ValueError: If the score has parameters still to be made, or there is no such kernel.
+"""
 P = ParamSpec("P")
 Made = TypeVar("Made")
 
 
 def factory(make: Callable[P, Made]) -> Callable[P, Made]:
-    """`make`, `attention_fn` itself, with an error of its own for a forgotten call.
+    """`make`, a flavour's `attention_fn`, with its docstring completed.
 
-    Flax then calls the factory with queries, keys and values.
+    It raises an error of its own where the call was forgotten: Flax then calls the factory with
+    queries, keys and values.
     """
 
     @functools.wraps(make)
@@ -132,7 +181,17 @@ def factory(make: Callable[P, Made]) -> Callable[P, Made]:
             )
         return make(*args, **kwargs)
 
+    names = inspect.signature(make).parameters
+    checked.__doc__ = docstrings.completed(make.__doc__, names, {}, _SHARED)
     return checked
+
+
+def described(call: Callable[P, Made]) -> Callable[P, Made]:
+    """A flavour's `AttentionFn.__call__`, with its docstring completed."""
+    known = docstrings.arguments(AttentionFn._run.__doc__)
+    names = inspect.signature(call).parameters
+    call.__doc__ = docstrings.completed(call.__doc__, names, known)
+    return call
 
 
 def options(
