@@ -37,6 +37,8 @@ class AttentionLayer(LinearSettings, DroppingLayer):
     implementation: str | tuple[str, ...] | None = None
     block_size: int | tuple[int, int] | None = None
 
+    broadcast_dropout = False  # a setting of multi-head attention
+
     _passed_on = ("score", "positions", "mask")
     _arguments: ClassVar[Mapping[str, str]] = {
         "mask": "A mask object or boolean array, True where a query may attend to a key.",
@@ -55,7 +57,6 @@ class AttentionLayer(LinearSettings, DroppingLayer):
         deterministic: Flag,
         random: Mapping[str, Any],
         statistics: bool = False,
-        shared_dropout: bool = False,
         count: Array | None = None,
         **positions: Any,
     ) -> Result:
@@ -70,7 +71,6 @@ class AttentionLayer(LinearSettings, DroppingLayer):
             deterministic: The call's flag.
             random: The flavour's arguments, for the dropout key.
             statistics: Whether the result has them.
-            shared_dropout: Whether all batch entries and heads drop alike.
             count: The number of tokens so far, `[*B]`, where the keys are those of a cache.
             **positions: Of queries and keys.
         """
@@ -97,8 +97,8 @@ class AttentionLayer(LinearSettings, DroppingLayer):
                 return execute(request, self.implementation)
 
         def dropped(dropout_key: Any) -> Result:
-            shared = {"shared_dropout": shared_dropout}
-            return run(dropout_rate=self.dropout_rate, dropout_key=dropout_key, **shared)
+            how = {"dropout_rate": self.dropout_rate, "shared_dropout": self.broadcast_dropout}
+            return run(dropout_key=dropout_key, **how)
 
         name, rate = type(self).__name__, self.dropout_rate
         result = self._drop_in_training(name, rate, deterministic, random, run, dropped)

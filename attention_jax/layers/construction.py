@@ -25,10 +25,19 @@ class Construction:
         """Settings by name, to pass on; those that the module does not have are left out."""
         return {name: getattr(self.given, name) for name in names if hasattr(self.given, name)}
 
-    def linear_options(self, **options: Any) -> dict[str, Any]:
-        """The options of every linear layer of the module, unless `options` has another."""
-        dtypes = self.take("dtype", "param_dtype", "precision")
-        return {**dtypes, **self.take("use_bias", "kernel_init", "bias_init"), **options}
+    def linear_options(self, *, output: bool = False, **options: Any) -> dict[str, Any]:
+        """The options of every linear layer of the module, unless `options` has another.
+
+        Args:
+            output: Whether it is the layer that ends the module, which may have initialisers of its
+                own.
+            **options: Others.
+        """
+        found = self.take("dtype", "param_dtype", "precision", "use_bias")
+        for name in ("kernel_init", "bias_init"):
+            own = getattr(self.given, f"out_{name}", None) if output else None
+            found |= self.take(name) if own is None else {name: own}
+        return {**found, **options}
 
     def dense(self, inputs: int, outputs: int, **options: Any) -> Any:
         """`x W + b` on the last axis."""
@@ -49,8 +58,8 @@ class Construction:
         """The parameter that `draw` makes from a key; its array is `parameter[...]`."""
         raise NotImplementedError
 
-    def layer_norm(self, features: int, **options: Any) -> Any:
-        """LayerNorm over the last axis."""
+    def layer_norm(self, features: int | None, *, use_bias: bool = True, name: str = "") -> Any:
+        """LayerNorm over the last axis; `name` is where it stands in its layer."""
         raise NotImplementedError
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
@@ -73,8 +82,14 @@ class Construction:
         """A stream of dropout keys for the module, where the flavour keeps one."""
         raise NotImplementedError
 
-    def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
+    def score(
+        self, given: Any, num_heads: int, query_depth: int | None, key_depth: int | None
+    ) -> None:
         """The parameters of a score, as the part "score"."""
+        raise NotImplementedError
+
+    def positions(self, given: Any, num_heads: int, depth: int | None) -> None:
+        """The parameters of a position scheme, as the part "positions"."""
         raise NotImplementedError
 
     def shared(self, body: Any, given: Any) -> dict[str, Any]:

@@ -41,9 +41,8 @@ class FeedForward(LinearSettings):
     _counts = ("in_features", "mlp_features")
 
     def _build(self, make: Construction) -> None:
-        init = make.given.out_kernel_init or make.given.kernel_init
         self.hidden = make.dense(self.in_features, self.mlp_features)
-        self.out = make.dense(self.mlp_features, self.in_features, kernel_init=init)
+        self.out = make.dense(self.mlp_features, self.in_features, output=True)
 
     def __call__(self, x: Features) -> Float[Array, "*B T D"]:
         """The network at every position.
