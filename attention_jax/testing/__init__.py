@@ -1,8 +1,8 @@
-"""Judge an attention: a float64 reference, a conformance suite and Hypothesis strategies.
+"""Tests for attention functions: a float64 reference, a conformance suite, Hypothesis strategies.
 
-`reference_attention` and `reference_gradients` are NumPy alone and share no code with the library.
-`check_attention(f, supports=...)` runs the suite that our own kernels pass on any callable with the
-signature of `attend`. `strategies` needs Hypothesis, and is imported when first named.
+`reference_attention` and `reference_gradients` use NumPy only and share no code with the library.
+`check_attention(f, supports=...)` runs the suite of our own kernels on any function with the
+signature of `attend`. `strategies` needs Hypothesis, and is imported on first use.
 """
 
 from types import ModuleType

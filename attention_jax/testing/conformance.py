@@ -1,8 +1,7 @@
-"""The conformance suite: one table of cases that every attention passes, whatever computes it.
+"""The conformance suite: one table of cases for every implementation of attention.
 
-`check_attention(f, supports=...)` runs f against the float64 reference, values and all gradients,
-on sizes no block divides. What f cannot do is declared by leaving its name out of `supports`; a
-case runs when everything it needs is declared.
+`check_attention(f, supports=...)` compares f with the float64 reference, values and all gradients,
+on sizes that no block size divides. A case runs if `supports` names all features that it needs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,23 +16,23 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "mask": "`mask=`: a boolean array [*B, N, T, S], True = may attend",
         "bias": "`bias=`: a float array [*B, N, T, S], added to the scores",
         "broadcast": "axes of size 1 in mask and bias",
-        "fewer_axes": "leading axes left out of mask and bias: [T, S] will do",
+        "fewer_axes": "mask and bias with fewer axes, such as [T, S]",
         "lengths": "T and S that differ",
         "grouped_heads": "N a multiple of K; query head n uses key head n // (N // K)",
         "value_depth": "a value depth V other than H",
         "no_batch": "no batch axis at all",
         "many_batch": "several batch axes",
         "no_keys": "S = 0, and T = 0",
-        "empty_rows": "a query that sees nothing: out 0 and gradient 0",
-        "hidden_nan": "NaN and inf in what is masked change no output and no gradient",
-        "minus_infinity": "-inf through the bias hides a pair, and a row of them is empty",
+        "empty_rows": "a query without visible keys: out 0 and gradient 0",
+        "hidden_nan": "masked NaN and inf change neither outputs nor gradients",
+        "minus_infinity": "a bias of -inf masks a pair, and a row of them is empty",
         "gradients": "reverse mode, with respect to query, key, value and the score's parameters",
         "bias_gradient": "reverse mode with respect to the bias, summed over broadcast axes",
         "forward_mode": "jax.jvp",
         "second_order": "the derivative of a gradient, by jax.jvp and by jax.grad",
         "vmap": "jax.vmap over any axis of any argument",
         "eager": "calls outside jax.jit",
-        "float16": "float16, with scores past its range",
+        "float16": "float16, with scores outside of its range",
         "bfloat16": "bfloat16",
         "float64": "float64 throughout, where JAX has it enabled",
         "mixed_dtypes": "query, key, value and bias of different dtypes; out has the query's",
@@ -44,7 +43,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "dropout": "`dropout_rate=` and `dropout_key=`, one independent mask entry per pair",
     }
 )
-"""What an implementation can declare, each with its meaning."""
+"""The features of an implementation, with their meanings."""
 
 
 def check_attention(
@@ -56,29 +55,28 @@ def check_attention(
     tolerances: Mapping[str, tuple[float, float]] | None = None,
     only: str = "",
 ) -> list[str]:
-    """Runs the suite on `f` and raises one AssertionError if anything differs from the reference.
+    """Runs the conformance suite on an attention function.
 
-    It is called as `f(query, key, value, **keywords)` with query `[*B, T, N, H]`, key
-    `[*B, S, K, H]` and value `[*B, S, K, V]`, gets only keywords that `supports` declares, and
-    returns `[*B, T, N, V]`.
+    The suite calls `f(query, key, value, **keywords)` with query `[*B, T, N, H]`, key
+    `[*B, S, K, H]`, value `[*B, S, K, V]` and keywords that `supports` names; f returns
+    `[*B, T, N, V]`.
 
     Args:
         f: the implementation, with the signature of `attention_jax.attend`.
-        supports: names out of `FEATURES`; `FEATURES` itself is all of them.
-        scores: where "scores" is declared, a namespace with `dot`, `scaled_dot`, `general`,
-            `additive`, `concat` and `cosine` that make what f takes as `score=`:
-            `attention_jax.scores`.
-        masks: where "masks" is declared, the namespace of mask factories: `attention_jax.masks`.
-        tolerances: for a dtype's name, (rtol, atol), in place of the suite's own; atol counts in
-            units of the largest expected entry where that is above 1.
-        only: run just the cases whose name contains this text.
+        supports: names from `FEATURES`; `FEATURES` itself is all of them.
+        scores: with "scores", a namespace of functions `dot`, `scaled_dot`, `general`, `additive`,
+            `concat` and `cosine` that return the `score=` of f, such as `attention_jax.scores`.
+        masks: with "masks", a namespace of mask factories, such as `attention_jax.masks`.
+        tolerances: (rtol, atol) by dtype name, instead of the defaults; atol is relative to the
+            largest expected entry if that is above 1.
+        only: text; only cases with it in their name run.
 
     Returns:
         The names of the cases that ran.
 
     Raises:
-        AssertionError: naming every case that failed and the largest error in it.
-        ValueError: for an unknown feature, a missing namespace, or a text no case's name contains.
+        AssertionError: names every failed case and its largest error.
+        ValueError: an unknown feature, a missing namespace, or a text that no name contains.
 
     Example:
         >>> import jax
@@ -95,7 +93,7 @@ def check_attention(
     for name, space in (("scores", scores), ("masks", masks)):
         if name in declared and space is None:
             raise ValueError(
-                f"supports names {name!r}: pass the factories too, {name}=attention_jax.{name}"
+                f"supports names {name!r}: pass their factories, {name}=attention_jax.{name}"
             )
     unmet = sorted({"positions"} & declared) if "masks" not in declared else []
     if unmet:
@@ -103,7 +101,7 @@ def check_attention(
     runner = Runner(f, declared, scores, masks, {**TOLERANCES, **(tolerances or {})})
     cases = [case for case in CASES if case.needs <= declared and only in case.name]
     if not cases:
-        raise ValueError(f"no case is named like {only!r}: {[case.name for case in CASES]}")
+        raise ValueError(f"no case has {only!r} in its name: {[case.name for case in CASES]}")
     failures: list[str] = []
     first: Exception | None = None
     for case in cases:
@@ -112,9 +110,7 @@ def check_attention(
             case.check(runner)
         except Mismatch as error:
             failures.append(f"{case.name}: {error}")
-        except (
-            Exception
-        ) as error:  # whatever f raises is that case's result, and the rest still run
+        except Exception as error:  # a failure of this case; the others still run
             text = str(error).partition("\n")[0]
             failures.append(f"{case.name}: raised {type(error).__name__}: {text}")
             first = first or error

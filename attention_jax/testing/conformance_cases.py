@@ -1,7 +1,7 @@
-"""The cases of the conformance suite, a row each: a name, what it needs, and the problem it poses.
+"""The cases of the conformance suite, a row each: a name, needed features, and a check.
 
-A problem is posed in the oddest sizes the implementation declares, so the plain cases already run
-with T ≠ S, V ≠ H and grouped heads where those are declared.
+Problems have the most general sizes that the implementation supports, so that simple cases already
+run with T ≠ S, V ≠ H and grouped heads.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from attention_jax.testing.runner import Runner
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is checked, and the features it needs.
+    """A case of the suite.
 
     Attributes:
-        name: what is checked, unique in the table.
-        needs: names out of `FEATURES`.
-        check: runs it; raises `Mismatch` where a result is wrong.
+        name: unique name.
+        needs: names from `FEATURES`.
+        check: runs the case; raises `Mismatch` if a result is wrong.
     """
 
     name: str
@@ -42,8 +42,8 @@ def _case(name: str, needs: str, check: Callable[[Runner], Any]) -> Case:
     return Case(name, frozenset(needs.split()), check)
 
 
-def _pose(mask: bool = False, bias: bool = False, **sizes: Any) -> Callable[[Runner], Any]:
-    """A random problem in the runner's sizes, changed by letter."""
+def _random(mask: bool = False, bias: bool = False, **sizes: Any) -> Callable[[Runner], Any]:
+    """A random problem; `sizes` replace the runner's by letter."""
 
     def check(runner: Runner) -> Any:
         size = runner.sizes(**sizes)
@@ -95,7 +95,7 @@ def _minus_infinity(runner: Runner) -> None:
 
 
 def _low_bias(runner: Runner) -> None:
-    """A finite bias, however low, is only added: a row of it is no empty row."""
+    """A large negative but finite bias is only added: its row is not empty."""
     problem = random_problem(runner.rng, runner.sizes(), bias=True)
     assert problem.bias is not None
     bias = problem.bias.copy()
@@ -105,9 +105,9 @@ def _low_bias(runner: Runner) -> None:
 
 
 def _large(runner: Runner) -> None:
-    """Scores of some hundreds, visible or masked: nothing overflows on either side of the mask.
+    """Scores of several hundred, visible or masked, do not overflow.
 
-    Small integers at depth 4 make the scaled dot product exact, so float32 has no excuse.
+    The scaled dot product of small integers at depth 4 is exact in float32.
     """
     sizes = runner.sizes(H=4) if "value_depth" in runner.supports else runner.sizes(H=4, V=4)
     problem = random_problem(runner.rng, sizes, mask=True)
@@ -124,7 +124,7 @@ _BIAS_AXES = ("1NTS", "B1T1", "111S")
 
 
 def _broadcast(mask_axes: tuple[str, ...], bias_axes: tuple[str, ...]) -> Callable[[Runner], Any]:
-    """Masks and biases whose axes are spelled out, 1 for an axis to broadcast."""
+    """Masks and biases with these axes, 1 for a broadcast axis."""
 
     def check(runner: Runner) -> None:
         sizes = runner.sizes()
@@ -161,14 +161,14 @@ def _scale(runner: Runner) -> None:
 
 
 def _masked(
-    factory: Callable[[Any], Any], sees: Callable[..., Any], **sizes: int
+    factory: Callable[[Any], Any], visible: Callable[..., Any], **sizes: int
 ) -> Callable[[Runner], Any]:
-    """A mask object against the pairs (query t, key s, T, S) that it should let through."""
+    """A mask object against `visible(t, s, T, S)`."""
 
     def check(runner: Runner) -> None:
         size = runner.sizes(**sizes)
         t, s = np.ogrid[: size.T, : size.S]
-        mask = np.broadcast_to(sees(t, s, size.T, size.S), size.pairs[-2:])
+        mask = np.broadcast_to(visible(t, s, size.T, size.S), size.pairs[-2:])
         problem = replace(random_problem(runner.rng, size), mask=mask)
         runner.check(problem, mask_object=factory)
 
@@ -187,18 +187,18 @@ def _positions(runner: Runner) -> None:
 
 
 CASES: tuple[Case, ...] = (
-    _case("values", "", _pose()),
-    _case("values with a mask", "mask", _pose(mask=True)),
-    _case("values with a bias", "bias", _pose(bias=True)),
-    _case("mask and bias together", "mask bias", _pose(mask=True, bias=True)),
-    _case("one query, one key", "lengths", _pose(T=1, S=1)),
-    _case("one query, many keys", "lengths grouped_heads", _pose(T=1, K=1)),
-    _case("more queries than keys", "lengths value_depth", _pose(T=9, S=4, H=1, V=9)),
-    _case("no batch axis", "no_batch mask", _pose(mask=True, batch=())),
-    _case("two batch axes", "many_batch mask", _pose(mask=True, batch=(2, 3))),
-    _case("a batch of none", "no_keys", _pose(batch=(0,))),
-    _case("no keys", "no_keys lengths empty_rows", _pose(S=0)),
-    _case("no queries", "no_keys lengths", _pose(T=0)),
+    _case("values", "", _random()),
+    _case("values with a mask", "mask", _random(mask=True)),
+    _case("values with a bias", "bias", _random(bias=True)),
+    _case("mask and bias together", "mask bias", _random(mask=True, bias=True)),
+    _case("one query, one key", "lengths", _random(T=1, S=1)),
+    _case("one query, many keys", "lengths grouped_heads", _random(T=1, K=1)),
+    _case("more queries than keys", "lengths value_depth", _random(T=9, S=4, H=1, V=9)),
+    _case("no batch axis", "no_batch mask", _random(mask=True, batch=())),
+    _case("two batch axes", "many_batch mask", _random(mask=True, batch=(2, 3))),
+    _case("a batch of none", "no_keys", _random(batch=(0,))),
+    _case("no keys", "no_keys lengths empty_rows", _random(S=0)),
+    _case("no queries", "no_keys lengths", _random(T=0)),
     _case("axes of size 1", "broadcast", _broadcast(_MASK_AXES, _BIAS_AXES)),
     _case("fewer axes", "fewer_axes", _broadcast(("TS", "S"), ("NTS", "TS"))),
     _case("empty rows", "mask empty_rows", _empty_rows),
@@ -256,4 +256,4 @@ CASES: tuple[Case, ...] = (
     _case("second order", "second_order gradients", check_second_order),
     _case("without jit", "eager", check_eager),
 )
-"""Every case, in the order they run."""
+"""All cases, in order."""

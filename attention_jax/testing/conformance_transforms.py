@@ -1,7 +1,7 @@
-"""The cases of the conformance suite that go beyond one comparison: transforms, dropout, poison.
+"""Checks of the conformance suite for transformations, dropout and masked non-finite entries.
 
-Derivatives of derivatives are compared with central differences of the reference in float64, entry
-by entry; with a step of 1e-5 those are good to about 1e-9.
+Second derivatives are compared with central differences of the reference gradients in float64,
+which have an error of about 1e-9 at a step of 1e-5.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from attention_jax.testing.problems import Problem, random_problem
 from attention_jax.testing.runner import Mismatch, Runner
 
 _STEP = 1e-5
-_SECOND_SLACK = 5.0  # rounding passes through two derivatives
+_SECOND_SLACK = 5.0  # rounding accumulates over two derivatives
 
 
-def _rich(runner: Runner, score: str = "additive") -> Problem:
-    """A problem with everything the runner takes: a mask, a bias, a score with parameters."""
+def _general(runner: Runner, score: str = "additive") -> Problem:
+    """A problem with all supported parts: a mask, a bias, a score with parameters."""
     score = score if "scores" in runner.supports else "scaled_dot"
     has = runner.supports
     return random_problem(
@@ -47,10 +47,10 @@ def _compare_trees(
 
 
 def check_hidden(runner: Runner) -> None:
-    """NaN and inf in what is masked: bit for bit the same outputs and gradients.
+    """Masked NaN and inf change neither outputs nor gradients, exactly.
 
-    A key masked for every query is poisoned first; then each key is poisoned in turn, and only the
-    queries that see it may change.
+    First in keys and values that are masked for every query; then in one value at a time, which may
+    change only the queries to which it is visible.
     """
     problem = random_problem(runner.rng, runner.sizes(), mask=True, bias="bias" in runner.supports)
     assert problem.mask is not None
@@ -71,19 +71,21 @@ def check_hidden(runner: Runner) -> None:
     for name, x in {"out": out, **gradients}.items():
         if not np.array_equal(x, clean_out if name == "out" else clean[name]):
             where = "out" if name == "out" else f"the gradient of {name}"
-            raise Mismatch(f"poison in masked keys, values or biases reaches {where}")
+            raise Mismatch(f"poison (NaN, inf) in masked keys, values or biases changes {where}")
 
     group = problem.query.shape[-2] // problem.key.shape[-2]
     for s in range(min(problem.key.shape[-3], 5)):
         value = problem.value.copy()
         value[..., s, 0, :] = np.nan
         out, _ = runner.run(replace(problem, value=value), d_out)
-        blind = ~np.moveaxis(mask[..., s], -2, -1)  # [*B, T, N]
-        blind[..., group:] = True
-        if not np.array_equal(out[blind], clean_out[blind]):
-            raise Mismatch(f"NaN in value {s} reaches a query or a head that does not see it")
-        if not np.isnan(out[~blind]).all():
-            raise Mismatch(f"NaN in value {s} does not reach every query that sees it")
+        masked = ~np.moveaxis(mask[..., s], -2, -1)  # [*B, T, N]
+        masked[..., group:] = True
+        if not np.array_equal(out[masked], clean_out[masked]):
+            raise Mismatch(f"NaN in value {s} changes a query or a head for which it is masked")
+        if not np.isnan(out[~masked]).all():
+            raise Mismatch(
+                f"NaN in value {s} does not propagate to every query for which it is visible"
+            )
 
 
 def check_float16_range(runner: Runner) -> None:
@@ -95,10 +97,10 @@ def check_float16_range(runner: Runner) -> None:
 
 
 def check_dropout(runner: Runner) -> None:
-    """The mask is found by attending to one-hot values; with it the reference must agree.
+    """Dropout agrees with the reference under the mask that uniform weights on one-hot values show.
 
-    Entries are kept at the promised rate, independently for every batch item, head, query and key;
-    the same dropout key gives the same mask, another one another.
+    Entries are kept at the given rate, independently for every batch item, head, query and key. The
+    mask depends on the dropout key only.
     """
     rate, keys = 0.4, 8
     sizes = runner.sizes(T=8, S=keys, H=keys, V=keys)
@@ -115,7 +117,7 @@ def check_dropout(runner: Runner) -> None:
 
     first, second = kept(0), kept(1)
     if not np.array_equal(first, kept(0)):
-        raise Mismatch("the same dropout key gives two masks")
+        raise Mismatch("the same dropout key gives different masks")
     dropped.check(
         problem,
         keywords={"dropout_key": jax.random.key(0)},
@@ -140,23 +142,23 @@ def check_dropout(runner: Runner) -> None:
 
 
 def check_vmap(runner: Runner) -> None:
-    """Mapped over an axis in the middle of query, key and value; over the query alone."""
+    """Maps over a middle axis of query, key and value, and over the query alone."""
     problem = random_problem(runner.rng, runner.sizes(), mask="mask" in runner.supports)
     mask = problem.mask
-    spread = [problem] + [
+    problems = [problem] + [
         replace(random_problem(runner.rng, runner.sizes()), mask=mask) for _ in range(2)
     ]
-    stacked = [np.stack([getattr(p, x) for p in spread], 1) for x in ("query", "key", "value")]
+    stacked = [np.stack([getattr(p, x) for p in problems], 1) for x in ("query", "key", "value")]
 
     def f(query: Any, key: Any, value: Any) -> Any:
         return runner.call({"query": query, "key": key, "value": value}, _fixed(problem))
 
     out = jax.jit(jax.vmap(f, in_axes=1, out_axes=2))(*stacked)
-    expected = np.stack([p.reference().out for p in spread], 2)
+    expected = np.stack([p.reference().out for p in problems], 2)
     runner.compare("out mapped over all three", out, expected, np.float32)
 
     alone = jax.vmap(f, in_axes=(1, None, None))
-    expected = np.stack([replace(problem, query=p.query).reference().out for p in spread])
+    expected = np.stack([replace(problem, query=p.query).reference().out for p in problems])
     d_out = runner.rng.normal(size=expected.shape).astype(np.float32)
     if "gradients" not in runner.supports:
         out = jax.jit(alone)(stacked[0], problem.key, problem.value)
@@ -170,14 +172,15 @@ def check_vmap(runner: Runner) -> None:
     out, (_, d_key, _) = jax.jit(back)(stacked[0], problem.key, problem.value)
     runner.compare("out mapped over the query", out, expected, np.float32)
     exact = sum(
-        replace(problem, query=p.query).gradients(d).key for p, d in zip(spread, d_out, strict=True)
+        replace(problem, query=p.query).gradients(d).key
+        for p, d in zip(problems, d_out, strict=True)
     )
     runner.compare("gradient of the shared key", d_key, np.asarray(exact), np.float32)
 
 
 def check_forward_mode(runner: Runner) -> None:
-    """The derivative of out along a direction in every input."""
-    problem = _rich(runner)
+    """The directional derivative of the output."""
+    problem = _general(runner)
     floats = problem.floats()
     tangent = _tangent(runner.rng, floats)
 
@@ -190,8 +193,8 @@ def check_forward_mode(runner: Runner) -> None:
 
 
 def check_second_order(runner: Runner) -> None:
-    """The derivative of every gradient along a direction in every input, got in two ways."""
-    problem = _rich(runner, "general")
+    """Directional derivatives of the gradients, in forward and in reverse mode."""
+    problem = _general(runner, "general")
     floats = problem.floats()
     if "bias_gradient" not in runner.supports:
         floats.pop("bias", None)
@@ -234,7 +237,7 @@ def check_second_order(runner: Runner) -> None:
 
 
 def check_eager(runner: Runner) -> None:
-    """NumPy arrays in, no jit, and the same numbers."""
-    problem = _rich(runner)
+    """NumPy arrays, without jit."""
+    problem = _general(runner)
     out = runner.call(problem.floats(), _fixed(problem), score=problem.score)
     runner.compare("out", out, problem.reference().out, np.float32)

@@ -1,8 +1,8 @@
 """One attention problem, in NumPy: the inputs, and what the reference says of them.
 
-The sizes go by the letters of the library: batch `*B`, lengths `T` and `S`, heads `N` and `K`,
-depths `H` and `V`, hidden width `A`. The default is odd on purpose: no block divides it and no two
-sizes agree.
+Sizes are named by the letters of the library: batch `*B`, lengths `T` and `S`, heads `N` and `K`,
+depths `H` and `V`, hidden width `A`. The defaults differ from each other, and no block size divides
+them.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs of attention as NumPy arrays, in the dtype they are to be given in.
+    """Inputs of attention as NumPy arrays.
 
     Attributes:
         query: `[*B, T, N, H]`.
@@ -67,19 +67,19 @@ class Problem:
     params: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def reference(self, **changes: Any) -> Reference:
-        """What `reference_attention` says; `changes` are further arguments of it."""
+        """The result of `reference_attention`; `changes` are further arguments."""
         request = {"score": self.score, "params": self.params, "mask": self.mask, "bias": self.bias}
         return reference_attention(self.query, self.key, self.value, **{**request, **changes})
 
     def gradients(self, d_out: np.ndarray, **changes: Any) -> Gradients:
-        """What `reference_gradients` says; `changes` are further arguments of it."""
+        """The result of `reference_gradients`; `changes` are further arguments."""
         request = {"score": self.score, "params": self.params, "mask": self.mask, "bias": self.bias}
         return reference_gradients(
             self.query, self.key, self.value, d_out, **{**request, **changes}
         )
 
     def floats(self) -> dict[str, Any]:
-        """What has a gradient: query, key, value, and bias and params where there are any."""
+        """The differentiable inputs: query, key, value, and bias and params if there are any."""
         parts: dict[str, Any] = {"query": self.query, "key": self.key, "value": self.value}
         if self.bias is not None:
             parts["bias"] = self.bias
@@ -112,7 +112,7 @@ _PARAMETERS = {
 def random_params(
     rng: np.random.Generator, score: str, sizes: Sizes, *, per_head: bool = False
 ) -> dict[str, np.ndarray]:
-    """Standard normal parameters of a score, shared by the heads or one a query head."""
+    """Standard normal parameters of a score, shared or per query head."""
     shapes = {
         "w_query": (sizes.H, sizes.A),
         "w_key": (sizes.H, sizes.A),
@@ -128,11 +128,11 @@ def random_params(
 
 
 def random_mask(rng: np.random.Generator, shape: tuple[int, ...], keep: float = 0.6) -> np.ndarray:
-    """A random mask in which every row sees a key at least (where there is a key)."""
+    """A random mask in which every row has a visible key, if there are keys."""
     mask = rng.random(shape) < keep
     if mask.size:
-        seen = rng.integers(shape[-1], size=shape[:-1])
-        np.put_along_axis(mask, seen[..., None], True, axis=-1)
+        visible = rng.integers(shape[-1], size=shape[:-1])
+        np.put_along_axis(mask, visible[..., None], True, axis=-1)
     return mask
 
 
@@ -149,13 +149,13 @@ def random_problem(
     """Standard normal inputs of the given sizes.
 
     Args:
-        rng: where the numbers come from.
-        sizes: by letter; the default is odd in every letter.
+        rng: the random generator.
+        sizes: sizes by letter.
         mask: add a random mask `[*B, N, T, S]` without empty rows.
         bias: add a standard normal bias `[*B, N, T, S]`.
-        score: a score's name; its parameters are drawn too.
-        per_head: draw the parameters for each query head.
-        dtype: of query, key, value and bias. The parameters stay float32, or are float64 too.
+        score: name of the score, whose parameters are drawn too.
+        per_head: whether each query head has its own parameters.
+        dtype: dtype of query, key, value and bias; parameters are float32, or float64 if it is.
     """
     sizes = Sizes() if sizes is None else sizes
     kind = jnp.dtype(dtype)

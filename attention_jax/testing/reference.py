@@ -1,4 +1,4 @@
-"""What attention is, in float64 NumPy: one query at a time, over the keys it may see.
+"""Reference attention and its gradients in float64 NumPy, one query at a time.
 
 For query t of head n, the visible keys s are those where the mask is True and the logit not -inf::
 
@@ -14,9 +14,8 @@ and backwards, for the cotangents dO of out, dL of lse and dH of the entropy lse
     dv_s    += P_s · c_s · dO_t
     dq_t, dk_s, dparams  +=  the score's derivative at dlogits
 
-What a query does not see is never read, so NaN there cannot matter. A query that sees nothing gets
-weights 0, out 0, lse -inf and gradient 0. Loops over every row make this slow and plain: it is the
-truth that kernels are compared with, and it shares no code with them.
+Masked entries are never read. A query without visible keys has weights 0, out 0, lse -inf and
+gradient 0. Kernels are compared with this implementation, which shares no code with them.
 """
 
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from attention_jax._core.docstrings import arguments_of
 from attention_jax.testing.reference_inputs import (
     Inputs,
     named_params,
@@ -35,12 +35,12 @@ from attention_jax.testing.reference_scores import Numbers, RowScore
 
 
 class Reference(NamedTuple):
-    """What `reference_attention` returns, in float64.
+    """The result of `reference_attention`, in float64.
 
     Attributes:
         out: `[*B, T, N, V]`.
-        weights: `[*B, N, T, S]`, before dropout; a row sums to 1, or to 0 where nothing is visible.
-        lse: `[*B, N, T]`, the log-sum-exp of the logits, -inf where nothing is visible.
+        weights: `[*B, N, T, S]`, before dropout; rows sum to 1, or to 0 without visible keys.
+        lse: `[*B, N, T]`, the log-sum-exp of the logits, -inf without visible keys.
     """
 
     out: Float64[np.ndarray, "*B T N V"]
@@ -49,15 +49,15 @@ class Reference(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What `reference_gradients` returns, in float64, each with the shape of its input.
+    """The result of `reference_gradients`, in float64, each with the shape of its input.
 
     Attributes:
-        query: `[*B, T, N, H]`; zeros where explicit `scores` were given.
-        key: `[*B, S, K, Hk]`; zeros where explicit `scores` were given.
+        query: `[*B, T, N, H]`; zeros if `scores` are given.
+        key: `[*B, S, K, Hk]`; zeros if `scores` are given.
         value: `[*B, S, K, V]`.
         bias: the bias's own shape, summed over broadcast axes; None without a bias.
-        scores: the explicit scores' own shape; None without.
-        params: one entry for every parameter of the score.
+        scores: the shape of `scores`; None without.
+        params: an entry for every parameter of the score.
     """
 
     query: np.ndarray
@@ -69,9 +69,9 @@ class Gradients(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One query's visible keys and what attention makes of them."""
+    """The visible keys of one query, their logits and weights."""
 
-    seen: np.ndarray  # [n] key indices
+    visible: np.ndarray  # [n] key indices
     logits: np.ndarray  # [n]
     weights: np.ndarray  # [n]
     lse: float
@@ -94,27 +94,27 @@ def reference_attention(
     """Attention in float64: out_t = Σ_s softmax_s(score(q_t, k_s) + bias_ts) · v_s over visible s.
 
     Args:
-        query: `[*B, T, N, H]`, any dtype and any number of leading axes, none too.
+        query: `[*B, T, N, H]`, any dtype and any number of leading axes.
         key: `[*B, S, K, Hk]`, N a multiple of K; query head n uses key head `n // (N // K)`.
         value: `[*B, S, K, V]`.
         score: "scaled_dot", "dot", "general", "additive", "concat", "cosine", or a `RowScore`.
         params: the score's parameters by name: `scale` (scaled_dot, cosine), `weight` (general:
             `[H, Hk]`, concat: `[H + Hk, A]`), `w_query`, `w_key`, `v` (additive). Each may have a
-            leading axis N: one a query head.
+            leading axis N, one entry per query head.
         scale: the same as `params={"scale": scale}`, a number or `[N]`.
-        scores: `[*B, N, T, S]` or broadcasting to it: used instead of a score.
+        scores: `[*B, N, T, S]` or broadcasting to it, instead of a score.
         mask: bool, broadcasting to `[*B, N, T, S]`, True = may attend.
-        bias: float, broadcasting to `[*B, N, T, S]`, added to the scores; -inf hides the pair.
-        dropout_rate: in [0, 1); the weights kept are divided by one minus it.
-        dropout_mask: bool, broadcasting to `[*B, N, T, S]`, True = kept. The returned weights
+        bias: float, broadcasting to `[*B, N, T, S]`, added to the scores; -inf masks the pair.
+        dropout_rate: in [0, 1); kept weights are divided by 1 - rate.
+        dropout_mask: bool, broadcasting to `[*B, N, T, S]`, True = kept. Returned weights
             are those before dropout.
 
     Returns:
         `Reference(out [*B, T, N, V], weights [*B, N, T, S], lse [*B, N, T])`.
 
     Raises:
-        TypeError: if a mask is not boolean.
-        ValueError: if shapes do not fit together, naming them, or a parameter is missing.
+        TypeError: a mask that is not boolean.
+        ValueError: shapes that do not match, or a missing parameter.
 
     Example:
         >>> import numpy as np
@@ -136,14 +136,15 @@ def reference_attention(
     lse = np.full((size, n_heads, t_len), -np.inf)
     for b, n, t in np.ndindex(size, n_heads, t_len):
         row = _row(p, b, n, t)
-        kept = row.weights * p.keep[b, n, t, row.seen]
-        out[b, t, n] = kept @ p.value[b, row.seen, n // p.heads_per_group]
-        weights[b, n, t, row.seen] = row.weights
+        kept = row.weights * p.keep[b, n, t, row.visible]
+        out[b, t, n] = kept @ p.value[b, row.visible, n // p.heads_per_group]
+        weights[b, n, t, row.visible] = row.weights
         lse[b, n, t] = row.lse
     return Reference(*(x.reshape(p.batch + x.shape[1:]) for x in (out, weights, lse)))
 
 
-def reference_gradients(
+@arguments_of(reference_attention)
+def reference_gradients(  # noqa: D417
     query: Numbers,
     key: Numbers,
     value: Numbers,
@@ -162,30 +163,20 @@ def reference_gradients(
 ) -> Gradients:
     """The gradient of `Σ d_out·out + Σ d_lse·lse + Σ d_entropy·entropy`, in closed form.
 
-    Rows that see nothing contribute nothing, whatever their cotangents.
+    Empty rows contribute 0 for any cotangents.
 
     Args:
-        query: `[*B, T, N, H]`.
-        key: `[*B, S, K, Hk]`.
-        value: `[*B, S, K, V]`.
         d_out: `[*B, T, N, V]`, the cotangent of out; None is zero.
         d_lse: `[*B, N, T]`, the cotangent of lse; None is zero.
         d_entropy: `[*B, N, T]`, the cotangent of each row's entropy; None is zero.
-        score: the score's name or a `RowScore`, as for `reference_attention`.
-        params: its parameters.
-        scale: the same as `params={"scale": scale}`.
-        scores: `[*B, N, T, S]`, instead of a score; it gets the gradient then, query and key get 0.
-        mask: bool, broadcasting to `[*B, N, T, S]`.
-        bias: float, broadcasting to `[*B, N, T, S]`.
-        dropout_rate: in [0, 1).
-        dropout_mask: bool, broadcasting to `[*B, N, T, S]`, True = kept.
+        scores: `[*B, N, T, S]`, instead of a score; the gradients of query and key are then 0.
 
     Returns:
         `Gradients(query, key, value, bias, scores, params)`, each in the shape of its input.
 
     Raises:
-        TypeError: if a mask is not boolean.
-        ValueError: if shapes do not fit together, naming them, or a parameter is missing.
+        TypeError: a mask that is not boolean.
+        ValueError: shapes that do not match, or a missing parameter.
 
     Example:
         >>> import numpy as np
@@ -205,20 +196,20 @@ def reference_gradients(
     d_logits = np.zeros((size, n_heads, t_len, s_len))
     d_params = [{name: np.zeros_like(x) for name, x in head.items()} for head in p.params]
     for b, n, t in np.ndindex(size, n_heads, t_len):
-        seen, logits, weights, _ = _row(p, b, n, t)
-        if not seen.size:
+        visible, logits, weights, _ = _row(p, b, n, t)
+        if not visible.size:
             continue
-        group, keep = n // p.heads_per_group, p.keep[b, n, t, seen]
-        d_weights = keep * (p.value[b, seen, group] @ d_out[b, t, n])
+        group, keep = n // p.heads_per_group, p.keep[b, n, t, visible]
+        d_weights = keep * (p.value[b, visible, group] @ d_out[b, t, n])
         d_row = weights * (d_weights - weights @ d_weights) + weights * d_lse[b, n, t]
         d_row -= weights * (logits - weights @ logits) * d_entropy[b, n, t]
-        d_value[b, seen, group] += np.outer(weights * keep, d_out[b, t, n])
-        d_logits[b, n, t, seen] = d_row
+        d_value[b, visible, group] += np.outer(weights * keep, d_out[b, t, n])
+        d_logits[b, n, t, visible] = d_row
         if p.scores is None:
-            keys = p.key[b, seen, group]
+            keys = p.key[b, visible, group]
             d_q, d_k, d_theta = p.score.backward(p.query[b, t, n], keys, p.params[n], d_row)
             d_query[b, t, n] += d_q
-            d_key[b, seen, group] += d_k
+            d_key[b, visible, group] += d_k
             for name, d_parameter in d_theta.items():
                 d_params[n][name] += d_parameter
 
@@ -236,30 +227,30 @@ def reference_gradients(
 
 
 def _row(p: Inputs, b: int, n: int, t: int) -> _Row:
-    """Softmax over the keys that query t of head n may see; reads no other key, score or bias."""
-    seen = np.flatnonzero(p.mask[b, n, t] & (p.bias[b, n, t] != -np.inf))
+    """Softmax over the visible keys of query t of head n; reads no other key, score or bias."""
+    visible = np.flatnonzero(p.mask[b, n, t] & (p.bias[b, n, t] != -np.inf))
     if p.scores is None:
-        keys = p.key[b, seen, n // p.heads_per_group]
+        keys = p.key[b, visible, n // p.heads_per_group]
         logits = p.score.forward(p.query[b, t, n], keys, p.params[n])
     else:
-        logits = p.scores[b, n, t, seen]
-    logits = logits + p.bias[b, n, t, seen]
-    seen, logits = seen[logits != -np.inf], logits[logits != -np.inf]
-    if not seen.size:
-        return _Row(seen, logits, logits, -np.inf)
+        logits = p.scores[b, n, t, visible]
+    logits = logits + p.bias[b, n, t, visible]
+    visible, logits = visible[logits != -np.inf], logits[logits != -np.inf]
+    if not visible.size:
+        return _Row(visible, logits, logits, -np.inf)
     shifted = np.exp(logits - logits.max())
     lse = float(logits.max() + np.log(shifted.sum()))
-    return _Row(seen, logits, shifted / shifted.sum(), lse)
+    return _Row(visible, logits, shifted / shifted.sum(), lse)
 
 
 def _merge_heads(heads: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient in the parameter's own shape: stacked if per head, summed if shared."""
+    """The gradient in the shape of the parameter: stacked if per head, summed if shared."""
     stacked = np.stack(heads) if heads else np.zeros((0, *shape))
     return stacked if stacked.shape == shape else np.asarray(stacked.sum(axis=0))
 
 
 def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Undo broadcasting: sum over the axes that `shape` lacks or has as 1."""
+    """Sums over broadcast axes, to `shape`."""
     x = x.sum(axis=tuple(range(x.ndim - len(shape))))
     ones = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
     return np.asarray(x.sum(axis=ones, keepdims=True))

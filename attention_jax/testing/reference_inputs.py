@@ -1,6 +1,6 @@
-"""What the reference is asked, checked and brought into float64 with one batch axis.
+"""Checks the arguments of the reference and converts them to float64 with one batch axis.
 
-NumPy alone; it shares no code with the library it judges.
+NumPy only; shares no code with the library under test.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from attention_jax.testing.reference_scores import SCORES, Numbers, RowScore
 
 
 class Inputs(NamedTuple):
-    """The inputs in float64, all leading axes flattened into one: B."""
+    """The inputs in float64, with all leading axes flattened into B."""
 
     batch: tuple[int, ...]
     query: np.ndarray  # [B, T, N, H]
@@ -23,11 +23,11 @@ class Inputs(NamedTuple):
     keep: np.ndarray  # [B, N, T, S], 0 or 1 / (1 - rate)
     scores: np.ndarray | None  # [B, N, T, S]
     score: RowScore
-    params: list[dict[str, np.ndarray]]  # one a head
+    params: list[dict[str, np.ndarray]]  # one per head
 
     @property
     def heads_per_group(self) -> int:
-        """N // K: how many query heads share a key head."""
+        """N // K, the number of query heads per key head."""
         return self.query.shape[2] // self.key.shape[2]
 
 
@@ -44,7 +44,7 @@ def read_inputs(
     dropout_rate: float | int,
     dropout_mask: Numbers | None,
 ) -> Inputs:
-    """Check the request and bring it into one shape."""
+    """Checks the arguments and brings them into one shape."""
     q, k, v = (_float64(x) for x in (query, key, value))
     for name, x, letters in (
         ("query", q, "*B T N H"),
@@ -64,7 +64,7 @@ def read_inputs(
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate {dropout_rate} must lie in [0, 1)")
     if scores is not None and (score != "scaled_dot" or params or scale is not None):
-        raise ValueError("scores replaces the score: give no score, params or scale beside it")
+        raise ValueError("scores replaces the score: score, params and scale must not be given too")
     row_score = _row_score(score)
 
     pairs = (*batch, n_heads, t_len, s_len)
@@ -99,12 +99,12 @@ def _row_score(score: str | RowScore) -> RowScore:
 def _boolean(name: str, mask: Numbers | None, pairs: tuple[int, ...], size: int) -> np.ndarray:
     array = np.asarray(True if mask is None else mask)
     if array.dtype != np.bool_:
-        raise TypeError(f"{name} must be boolean, got {array.dtype}; numbers to add go in bias")
+        raise TypeError(f"{name} must be boolean, got {array.dtype}; use bias for numbers to add")
     return _pairs(name, array, pairs, size)
 
 
 def _pairs(name: str, x: Numbers, pairs: tuple[int, ...], size: int) -> np.ndarray:
-    """Broadcast to [*B, N, T, S] and flatten the batch axes."""
+    """Broadcasts to [*B, N, T, S] and flattens the batch axes."""
     try:
         return np.broadcast_to(x, pairs).reshape(size, *pairs[-3:])
     except ValueError:
@@ -114,7 +114,7 @@ def _pairs(name: str, x: Numbers, pairs: tuple[int, ...], size: int) -> np.ndarr
 
 
 def read_cotangent(name: str, x: Numbers | None, shape: tuple[int, ...], size: int) -> np.ndarray:
-    """A cotangent in float64, its batch axes flattened into one; None is zero."""
+    """A cotangent in float64 with one batch axis; None is zero."""
     array = np.zeros(shape) if x is None else _float64(x)
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
@@ -127,7 +127,7 @@ _RANKS = {"weight": 2, "w_query": 2, "w_key": 2, "v": 1, "scale": 0, "tau": 0}
 def named_params(
     params: Mapping[str, Numbers] | None, scale: Numbers | None
 ) -> dict[str, np.ndarray]:
-    """The score's parameters by name, `scale` among them."""
+    """The parameters of the score by name, with `scale`."""
     named = {name: _float64(x) for name, x in (params or {}).items()}
     if scale is not None:
         named["scale"] = _float64(scale)
@@ -144,7 +144,7 @@ _NEEDS = {
 def _split_heads(
     score: str | RowScore, named: dict[str, np.ndarray], n_heads: int
 ) -> list[dict[str, np.ndarray]]:
-    """Each head's own parameters: row n of one with a head axis, the whole of a shared one."""
+    """The parameters of each head: row n if there is a head axis, else the shared parameter."""
     if isinstance(score, str):
         needed = _NEEDS.get(score, ())
         allowed = needed or (("scale",) if score in ("scaled_dot", "cosine") else ())
@@ -154,7 +154,7 @@ def _split_heads(
     for name, x in named.items():
         if name in _RANKS and x.ndim == _RANKS[name] + 1 and x.shape[0] != n_heads:
             raise ValueError(
-                f"{name} of shape {x.shape} must have one entry a query head, N={n_heads}"
+                f"{name} of shape {x.shape} must have one entry per query head, N={n_heads}"
             )
     return [
         {

@@ -1,14 +1,14 @@
-"""The scores of the reference, one query against the keys it sees, each with its derivative.
+"""The scores of the reference and their derivatives, for one query and its visible keys.
 
-A row score answers two questions about one query `q [H]` and the n keys it may see, `[n, Hk]`::
+A row score is a pair of functions of a query `q [H]` and n visible keys `[n, Hk]`::
 
-    forward(q, keys, params)           -> scores [n]
+    forward(q, keys, params)            -> scores [n]
     backward(q, keys, params, d_scores) -> d_q [H], d_keys [n, Hk], d_params
 
-with every derivative written out by hand. `params` holds one head's parameters by name, in float64.
-Anyone who tests a score of their own writes such a pair and hands it to `reference_attention`.
+`params` are the parameters of one head by name, in float64. To test another score, pass such a pair
+to `reference_attention`.
 
-This module is NumPy alone and shares no code with the library it judges.
+NumPy only; shares no code with the library under test.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Numbers = ArrayLike | int | float
-"""An array of any kind, or what NumPy makes one of."""
+"""An array, or anything that NumPy converts to one."""
 
 Params = Mapping[str, np.ndarray]
 
 
 class RowScore(NamedTuple):
-    """One query against its keys: the scores, and their derivative.
+    """The scores of one query and its keys, and their derivative.
 
     Attributes:
         forward: `(query [H], keys [n, Hk], params) -> [n]`.
@@ -69,7 +69,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": Activation(_gelu, _gelu_slope),
     "identity": Activation(lambda x: x, np.ones_like),
 }
-"""What `additive` and `concat` apply; gelu is the tanh approximation, as in `jax.nn.gelu`."""
+"""Activations of `additive` and `concat`; gelu is the tanh approximation, as in `jax.nn.gelu`."""
 
 
 def dot() -> RowScore:
@@ -172,7 +172,7 @@ def concat(activation: str | Activation = "tanh") -> RowScore:
 
 
 def cosine() -> RowScore:
-    """The cosine, e = scale · q · k / (|q| |k|), a zero vector scoring 0.
+    """The cosine, e = scale · q · k / (|q| |k|), 0 for zero vectors.
 
     `scale` is 1 unless given as a parameter.
     """
@@ -213,9 +213,9 @@ def temperature(score: RowScore) -> RowScore:
 
 
 def elementwise(score: RowScore, activation: Activation) -> RowScore:
-    """A score under an elementwise function, f(e).
+    """A score with an elementwise function, f(e).
 
-    For example a soft cap: `elementwise(dot(), Activation(lambda e: c * np.tanh(e / c),
+    A soft cap, for example: `elementwise(dot(), Activation(lambda e: c * np.tanh(e / c),
     lambda e: 1 - np.tanh(e / c) ** 2))`.
     """
 
@@ -237,4 +237,4 @@ SCORES: Mapping[str, Callable[[], RowScore]] = {
     "concat": concat,
     "cosine": cosine,
 }
-"""The scores `reference_attention` knows by name."""
+"""The scores of `reference_attention` by name."""

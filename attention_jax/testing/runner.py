@@ -1,6 +1,6 @@
-"""Runs one attention on one problem and compares it with the reference: values and all gradients.
+"""Compares an attention function with the reference: values and all gradients.
 
-Comparisons go through one compiled function, so that cases of one shape share a compilation.
+All comparisons use one compiled function, so that cases with equal shapes share a compilation.
 """
 
 import zlib
@@ -27,15 +27,15 @@ TOLERANCES: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 
 class Mismatch(AssertionError):
-    """A result that differs from the reference, with the largest error in it."""
+    """A result that differs from the reference."""
 
 
 class Runner:
-    """One attention under test, with what it declares.
+    """An attention function under test, and the features it supports.
 
     Args:
-        f: the attention.
-        supports: what it declares, names out of `FEATURES`.
+        f: the function.
+        supports: names from `FEATURES`.
         scores: the namespace of score factories, or None.
         masks: the namespace of mask factories, or None.
         tolerances: (rtol, atol) by dtype.
@@ -56,11 +56,11 @@ class Runner:
         self._pullback = jax.jit(self._run_back, static_argnames=("score", "mask_object"))
 
     def seed(self, name: str) -> None:
-        """Starts the numbers of the case of this name, the same whatever ran before it."""
+        """Seeds the random numbers of a case, independently of the cases before."""
         self.rng = np.random.default_rng(zlib.crc32(name.encode()))
 
     def sizes(self, **changes: Any) -> Sizes:
-        """The oddest sizes that f declares it takes; `changes` by letter."""
+        """The most general sizes that f supports; `changes` by letter."""
         sizes = Sizes()
         if "lengths" not in self.supports:
             sizes = sizes._replace(S=sizes.T)
@@ -71,7 +71,7 @@ class Runner:
         return sizes._replace(**changes)
 
     def with_keywords(self, **keywords: Any) -> "Runner":
-        """The same attention with these keywords always given, as Python values."""
+        """The same function with static keywords."""
         f = partial(self.f, **keywords)
         return Runner(f, self.supports, self.scores, self.masks, self.tolerances)
 
@@ -83,17 +83,17 @@ class Runner:
         keywords: Mapping[str, Any] | None = None,
         **reference: Any,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Compares out and every declared gradient with the reference, on one problem.
+        """Compares the output and every supported gradient with the reference.
 
         Args:
-            problem: the inputs; its mask is what the reference applies.
-            mask_object: makes the mask f is given, out of the namespace of factories; None gives it
-                the problem's own array.
+            problem: the inputs; its mask is that of the reference.
+            mask_object: makes the mask of f from the namespace of factories; None passes the
+                problem's array.
             keywords: further keywords for f, such as positions.
             **reference: further arguments for the reference.
 
         Returns:
-            f's out and gradients, as NumPy arrays.
+            Output and gradients of f, as NumPy arrays.
         """
         expected = problem.reference(**reference).out
         d_out = self.rng.normal(size=expected.shape).astype(np.float32)
@@ -121,7 +121,7 @@ class Runner:
         mask_object: Callable[[Any], Any] | None = None,
         keywords: Mapping[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The out of f, and its gradients where they are declared, on one problem."""
+        """The output of f, and its gradients if they are supported."""
         floats = problem.floats()
         fixed: dict[str, Any] = dict(keywords or {})
         if problem.mask is not None and mask_object is None:
@@ -134,7 +134,7 @@ class Runner:
         return jax.tree.map(np.asarray, self._pullback(floats, fixed, d_out, **how))
 
     def call(self, floats: Mapping[str, Any], fixed: Mapping[str, Any], **how: Any) -> jax.Array:
-        """Calls f on named arguments, its score and its mask object made from their factories."""
+        """Calls f with named arguments; factories make its score and its mask object."""
         return self._run(floats, fixed, **{"score": "scaled_dot", "mask_object": None, **how})
 
     def _run(
@@ -175,14 +175,14 @@ class Runner:
         precision: Any = None,
         slack: float = 1.0,
     ) -> None:
-        """A Mismatch unless `got` has the expected shape, dtype and numbers.
+        """Raises a `Mismatch` unless a result has the expected shape, dtype and values.
 
         Args:
-            what: the name of what is compared.
+            what: name of the result, for the error.
             got: the result.
-            expected: the reference's, in float64.
-            dtype: the dtype the result must have.
-            precision: the dtype the computation was in, where that is another one.
+            expected: the reference, in float64.
+            dtype: the expected dtype.
+            precision: the dtype of the computation, if it is another one.
             slack: a factor on the tolerances.
         """
         got = np.asarray(got)
@@ -202,6 +202,6 @@ class Runner:
             worst = np.unravel_index(int(excess.argmax()), error.shape)
             index = tuple(int(i) for i in worst)
             raise Mismatch(
-                f"{what}: max error {error[worst]:.3g} at {index}, where it is {got[worst]:.6g} "
-                f"and should be {expected[worst]:.6g} (rtol {rtol:g}, atol {atol:g})"
+                f"{what}: max error {error[worst]:.3g} at {index}: got {got[worst]:.6g}, "
+                f"expected {expected[worst]:.6g} (rtol {rtol:g}, atol {atol:g})"
             )

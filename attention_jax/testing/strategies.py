@@ -1,7 +1,6 @@
 """Hypothesis strategies for attention: sizes, masks, biases, dtypes and whole problems.
 
-Sizes lean to the awkward: one, odd, equal to nothing else, more queries than keys. Numbers come
-from NumPy with a drawn seed, so an example shrinks in its shape and not in every entry.
+Entries come from NumPy with a drawn seed, so that examples shrink in shape and not in every entry.
 
     from hypothesis import given
 
@@ -38,14 +37,14 @@ def sizes(
     lengths: Sequence[int] | None = None,
     batches: Sequence[tuple[int, ...]] = ((2,), (), (1, 3)),
 ) -> Sizes:
-    """Sizes of a problem: T ≠ S, V ≠ H and grouped heads are all likely.
+    """Sizes of a problem; T ≠ S, V ≠ H and grouped heads are likely.
 
     Args:
-        draw: given by Hypothesis.
-        max_length: of T and S.
-        max_depth: of H, V and A.
-        lengths: the lengths to choose T and S from; a short list spares compilations.
-        batches: the batch axes to choose from.
+        draw: passed by Hypothesis.
+        max_length: largest T and S.
+        max_depth: largest H, V and A.
+        lengths: values of T and S; a short list needs fewer compilations.
+        batches: values of `*B`.
     """
     length = st.integers(1, max_length) if lengths is None else st.sampled_from(lengths)
     depth = st.integers(1, max_depth)
@@ -64,7 +63,7 @@ def sizes(
 
 @st.composite
 def pair_shapes(draw: Any, size: Sizes) -> tuple[int, ...]:
-    """A shape that broadcasts to `[*B, N, T, S]`: axes of size 1, leading axes left out."""
+    """A shape that broadcasts to `[*B, N, T, S]`, with axes of size 1 or fewer axes."""
     shape = tuple(draw(st.sampled_from((1, n))) for n in size.pairs)
     return shape[draw(st.integers(0, len(shape))) :]
 
@@ -74,9 +73,9 @@ def masks(draw: Any, size: Sizes, *, empty_rows: bool = True) -> np.ndarray:
     """A boolean mask broadcasting to `[*B, N, T, S]`, from all False to all True.
 
     Args:
-        draw: given by Hypothesis.
-        size: the problem's sizes.
-        empty_rows: whether a query may see nothing.
+        draw: passed by Hypothesis.
+        size: sizes of the problem.
+        empty_rows: whether queries may have no visible keys.
     """
     shape = draw(pair_shapes(size))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -84,8 +83,8 @@ def masks(draw: Any, size: Sizes, *, empty_rows: bool = True) -> np.ndarray:
     if not empty_rows and not mask.ndim:
         return np.ones_like(mask)
     if not empty_rows and mask.size:
-        seen = rng.integers(shape[-1], size=shape[:-1])
-        np.put_along_axis(mask, seen[..., None], True, axis=-1)
+        visible = rng.integers(shape[-1], size=shape[:-1])
+        np.put_along_axis(mask, visible[..., None], True, axis=-1)
     return np.asarray(mask)
 
 
@@ -96,10 +95,10 @@ def biases(
     """A bias broadcasting to `[*B, N, T, S]`.
 
     Args:
-        draw: given by Hypothesis.
-        size: the problem's sizes.
-        minus_infinity: whether some entries may be -inf, which hides the pair.
-        dtype: of the bias.
+        draw: passed by Hypothesis.
+        size: sizes of the problem.
+        minus_infinity: whether entries may be -inf, which masks the pair.
+        dtype: dtype of the bias.
     """
     shape = draw(pair_shapes(size))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -110,7 +109,7 @@ def biases(
 
 
 def dtypes(names: Sequence[str] = ("float32", "bfloat16", "float16")) -> st.SearchStrategy[str]:
-    """A dtype's name; float64 is left out, as JAX has it only where it is enabled."""
+    """The name of a dtype; float64 is left out, since JAX disables it by default."""
     return st.sampled_from(names)
 
 
@@ -124,15 +123,15 @@ def problems(
     empty_rows: bool = True,
     minus_infinity: bool = True,
 ) -> Problem:
-    """A whole problem: inputs, perhaps a mask, perhaps a bias, a score and its parameters.
+    """A problem: inputs, a score with parameters, and possibly a mask and a bias.
 
     Args:
-        draw: given by Hypothesis.
-        size: a strategy for the sizes, `sizes()` by default.
-        scores: the scores' names to choose from, out of `SCORES`.
-        dtype: a strategy for the dtype's name, "float32" by default.
-        empty_rows: whether a mask may leave a query with nothing to see.
-        minus_infinity: whether a bias may hold -inf (and so empty a row).
+        draw: passed by Hypothesis.
+        size: a strategy for sizes, by default `sizes()`.
+        scores: names of scores from `SCORES`.
+        dtype: a strategy for names of dtypes, by default "float32".
+        empty_rows: whether queries may have no visible keys.
+        minus_infinity: whether a bias may contain -inf, and so make a row empty.
     """
     drawn = draw(sizes() if size is None else size)
     kind = draw(st.just("float32") if dtype is None else dtype)

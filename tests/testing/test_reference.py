@@ -1,4 +1,4 @@
-"""The reference: its derivatives against finite differences, its rules against known values."""
+"""The reference: derivatives against finite differences, and known values."""
 
 import itertools
 from typing import Any
@@ -45,14 +45,16 @@ def check(loss, point, gradient, eps=1e-5):
     for name, x in point.items():
         assert gradient[name].shape == x.shape
         for _ in range(3):
-            along = np.asarray(rng.normal(size=x.shape))
-            ends = [loss({**point, name: np.asarray(x + s * eps * along)}) for s in (1, -1)]
+            direction = np.asarray(rng.normal(size=x.shape))
+            ends = [loss({**point, name: np.asarray(x + s * eps * direction)}) for s in (1, -1)]
             slope = (ends[0] - ends[1]) / (2 * eps)
-            np.testing.assert_allclose((gradient[name] * along).sum(), slope, rtol=1e-6, atol=1e-8)
+            np.testing.assert_allclose(
+                (gradient[name] * direction).sum(), slope, rtol=1e-6, atol=1e-8
+            )
 
 
 @pytest.mark.parametrize(("score", "per_head"), [*itertools.product(SHARED, (False, True))])
-def test_gradients_are_the_slopes_of_the_reference(score, per_head):
+def test_gradients_match_finite_differences(score, per_head):
     rng = np.random.default_rng(0)
     arrays, mask, keep, d_out, d_lse, d_entropy = setup(rng)
     lead = (N,) if per_head else ()
@@ -68,8 +70,7 @@ def test_gradients_are_the_slopes_of_the_reference(score, per_head):
 
     def loss(point):
         out, weights, lse = call(reference_attention, point)
-        seen = np.isfinite(lse)
-        finite = np.where(seen, lse, 0.0)
+        finite = np.where(np.isfinite(lse), lse, 0.0)
         return (d_out * out).sum() + (d_lse * finite).sum() + (d_entropy * entropy(weights)).sum()
 
     g = call(reference_gradients, point, d_out, d_lse=d_lse, d_entropy=d_entropy)
@@ -78,7 +79,7 @@ def test_gradients_are_the_slopes_of_the_reference(score, per_head):
 
 
 @pytest.mark.parametrize("activation", [*reference_scores.ACTIVATIONS])
-def test_activations_and_modifiers_have_the_right_slopes(activation):
+def test_gradients_of_activations_and_modifiers_match_finite_differences(activation):
     rng = np.random.default_rng(1)
     cap = reference_scores.Activation(
         lambda e: 2 * np.tanh(e / 2), lambda e: 1 - np.tanh(e / 2) ** 2
@@ -103,7 +104,7 @@ def test_activations_and_modifiers_have_the_right_slopes(activation):
     check(loss, point, {"query": g.query, "key": g.key, **g.params})
 
 
-def test_explicit_scores_stand_for_the_score():
+def test_explicit_scores_replace_the_score():
     rng = np.random.default_rng(2)
     arrays, mask, _, d_out, _, _ = setup(rng, batch=())
     q, k, v = arrays.values()
@@ -126,7 +127,7 @@ def test_explicit_scores_stand_for_the_score():
     )  # fmt: skip
 
 
-def test_what_is_masked_is_never_read():
+def test_masked_entries_are_never_read():
     rng = np.random.default_rng(3)
     arrays, mask, _, d_out, d_lse, _ = setup(rng)
     mask[..., 2] = False
@@ -134,13 +135,13 @@ def test_what_is_masked_is_never_read():
     clean = reference_attention(**arrays, mask=mask, bias=bias)
     clean_g = reference_gradients(**arrays, d_out=d_out, d_lse=d_lse, mask=mask, bias=bias)
     arrays["key"][:, 2], arrays["value"][:, 2], bias[..., 2] = np.nan, np.inf, np.nan
-    dirty = reference_attention(**arrays, mask=mask, bias=bias)
-    dirty_g = reference_gradients(**arrays, d_out=d_out, d_lse=d_lse, mask=mask, bias=bias)
-    for x, y in zip((*clean, *clean_g[:4]), (*dirty, *dirty_g[:4]), strict=True):
+    nonfinite = reference_attention(**arrays, mask=mask, bias=bias)
+    nonfinite_g = reference_gradients(**arrays, d_out=d_out, d_lse=d_lse, mask=mask, bias=bias)
+    for x, y in zip((*clean, *clean_g[:4]), (*nonfinite, *nonfinite_g[:4]), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
-def test_minus_infinity_through_a_bias_is_invisible():
+def test_a_bias_of_minus_infinity_masks():
     rng = np.random.default_rng(4)
     arrays, mask, _, d_out, _, _ = setup(rng)
     bias = np.where(mask, 0.0, -np.inf)
@@ -183,7 +184,7 @@ def test_grouped_heads_repeat():
 
 
 @pytest.mark.parametrize("mask", [np.ones((4, 5)), np.ones((4, 5), int)])
-def test_a_number_mask_is_refused(mask):
+def test_a_mask_of_numbers_raises(mask):
     with pytest.raises(TypeError, match="bias"):
         reference_attention(np.ones((4, 1, 2)), np.ones((5, 1, 2)), np.ones((5, 1, 2)), mask=mask)
 
@@ -203,7 +204,7 @@ def test_a_number_mask_is_refused(mask):
         ({"scale": np.ones(3)}, "N=4"),
     ],
 )
-def test_a_misfit_is_named(change, words):
+def test_wrong_arguments_raise(change, words):
     arrays: Any = {
         "query": np.ones((4, 4, 2)),
         "key": np.ones((5, 2, 2)),

@@ -1,4 +1,4 @@
-"""The strategies draw what they promise, and the library stands up to them."""
+"""Hypothesis strategies, and `attend` on the problems they draw."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_a_drawn_problem_has_a_reference(problem):
 
 
 @given(problem=strategies.problems(empty_rows=False))
-def test_no_row_is_empty_where_none_may_be(problem):
+def test_empty_rows_can_be_excluded(problem):
     assert np.all(np.isfinite(problem.reference().lse))
 
 
@@ -37,7 +37,7 @@ def test_attend_agrees_with_the_reference(problem):
     np.testing.assert_allclose(out, problem.reference().out, rtol=1e-5, atol=2e-5)
 
 
-def test_hypothesis_is_imported_only_when_it_is_named():
+def test_hypothesis_is_imported_on_first_use():
     code = (
         "import sys; sys.modules['hypothesis'] = None\n"
         "import attention_jax as aj\n"
