@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,13 @@ def fused_product(
         bias = jnp.concatenate([b.reshape(-1).astype(dtype) for b in present])
         y = y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
     return y
+
+
+class Projected(NamedTuple):
+    """The output `y` of a projection for the input `x` that was computed beside those of others."""
+
+    x: Array
+    y: Array
 
 
 def split_parts(joined: Array, heads: Sequence[tuple[int, ...]]) -> list[Array]:

@@ -9,7 +9,7 @@ Scanned layers' have an axis of layers in front, and are taken apart and put tog
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -152,6 +152,20 @@ def prune_mask(mask: Mask, count: int, kept: Sequence[int]) -> Mask:
     if isinstance(mask, FromArray) and mask.array.ndim > 2 and mask.array.shape[-3] == count:
         return FromArray(mask.array[..., np.asarray(kept), :, :])
     return mask
+
+
+def check_linear(path: str, parts: Mapping[str, Iterable[str]]) -> None:
+    """Checks that the projections of an attention are linear layers, by the names of their arrays.
+
+    Raises:
+        NotImplementedError: If one has other arrays than a kernel and a bias, as an adapter has.
+    """
+    for part, names in parts.items():
+        if "kernel" not in names or set(names) - {"kernel", "bias"}:
+            raise NotImplementedError(
+                f"{path!r}: the projection {part!r} holds {', '.join(sorted(names)) or 'nothing'} "
+                "and not a kernel and a bias alone: merge an adapter into its kernel first"
+            )
 
 
 def prune_projections(arrays: Mapping[str, Mapping[str, Any]], plan: Plan) -> Arrays:

@@ -68,7 +68,8 @@ class MultiHeadAttention(ProjectedAttention):
         value_features: The width that the values of N heads have, a multiple of N; None is
             `qkv_features`.
         fused_qkv: Whether self-attention makes queries, keys and values in one matrix product. The
-            parameters are the same, and so are the numbers.
+            parameters are the same, and so are the numbers. Projections that were replaced, as by
+            an adapter or a quantised layer, are called one by one.
         dtype: Dtype of the computation; None follows the inputs and the parameters.
         param_dtype: Dtype of the parameters.
         dropout_rate: Probability that a weight is dropped in training, in [0, 1).

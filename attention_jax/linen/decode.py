@@ -53,7 +53,7 @@ def greedy_decode(
         bos: The id that begins every sentence, or one for each example `[*B]`; it is not part of
             the result. None for a language model, which goes on after its prompt.
         eos: The id that ends a sentence, or a sequence of ids any of which does; it is part of the
-            result. None, for a language model, is no such id.
+            result. An empty sequence, or None for a language model, is no such id.
         max_length: L, the most tokens to make, an int: all other numbers may be traced.
         source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
             `Transformer`, a mask object. A prompt may be padded on either side.

@@ -12,7 +12,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count
 from attention_jax._modules import places
 from attention_jax._modules.arguments import check_width, head_depth
-from attention_jax._modules.fused import fused_product, split_parts
+from attention_jax._modules.fused import Projected, fused_product, split_parts
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
 from attention_jax._modules.shield import calm, loud, shielded
 from attention_jax.cache import KVCache
@@ -148,8 +148,7 @@ class ProjectedAttention(CachedAttention):
         """
         self._check(inputs_q, inputs_k, inputs_v)
         sizes = self._sizes(inputs_q.shape[-1])
-        one = inputs_q is inputs_k is inputs_v
-        if self.fused_qkv and one and not self.is_initializing():
+        if self.fused_qkv and inputs_q is inputs_k is inputs_v and self._may_fuse():
             query, key, value = self._fused(inputs_q, sizes)
         else:
             query = calm(self._to_query(sizes), inputs_q)
@@ -222,27 +221,47 @@ class ProjectedAttention(CachedAttention):
 
     @nn.nowrap
     def _normed(
-        self, projection: Projection, norm: LayerNorm | None, heads: tuple[int, int]
+        self,
+        projection: Callable[..., Array],
+        norm: Callable[[Array], Array] | None,
+        heads: tuple[int, int],
+        *known: Projected,
     ) -> Callable[[Array], Array]:
         if norm is None:
-            return lambda x: projection(x, heads)
-        return lambda x: norm(projection(x, heads))
+            return lambda x: projection(x, heads, *known)
+        return lambda x: norm(projection(x, heads, *known))
+
+    @nn.nowrap
+    def _may_fuse(self) -> bool:
+        """Whether the projections are those of `setup`, so that one product is all of them."""
+        ours = (1, self.use_bias, self.dtype, self.precision)
+        return not self.is_initializing() and all(
+            type(part) is Projection
+            and (part.axes, part.use_bias, part.dtype, part.precision) == ours
+            for part in (self.query, self.key, self.value)
+        )
 
     def _fused(self, x: Any, sizes: Sizes) -> tuple[Array, Array, Array]:
-        """All three in one matrix product with their kernels side by side."""
+        """All three in one matrix product with their kernels side by side.
+
+        Each projection is called all the same, with its part of the product, so that interceptors
+        and captured intermediates see it.
+        """
         depth, inputs = sizes.query_depth, (x.shape[-1],)
-        parameters = [
-            self.query.parameters(inputs, (self.num_heads, depth)),
-            self.key.parameters(inputs, (self._kv_heads(), depth)),
-            self.value.parameters(inputs, self._value_heads(sizes)),
+        parts = [
+            (self.query, self.query_ln, (self.num_heads, depth)),
+            (self.key, self.key_ln, (self._kv_heads(), depth)),
+            (self.value, None, self._value_heads(sizes)),
         ]
+        parameters = [part.parameters(inputs, heads) for part, _, heads in parts]
         kernels, biases = [kernel for kernel, _ in parameters], [bias for _, bias in parameters]
-        how = {"dtype": self.dtype, "precision": self.precision}
-        joined = calm(lambda x: fused_product(x, kernels, biases, **how), x)
-        query, key, value = split_parts(joined, [k.shape[1:] for k in kernels])
-        if self.query_ln is not None and self.key_ln is not None:
-            query, key = self.query_ln(query), self.key_ln(key)
-        return query, loud(key, x), loud(value, x)
+        x, given = calm(lambda x: x, x), x
+        joined = fused_product(x, kernels, biases, dtype=self.dtype, precision=self.precision)
+        every = split_parts(joined, [heads for _, _, heads in parts])
+        query, key, value = (
+            self._normed(*part, Projected(x, y))(x) for part, y in zip(parts, every, strict=True)
+        )
+        return query, loud(key, given), loud(value, given)
 
     def _adapt(self, inputs_q: Any) -> Callable[[Stats], None] | None:
         """What takes note of a training call; None where the score has no states."""

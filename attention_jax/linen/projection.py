@@ -11,6 +11,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
+from attention_jax._modules.fused import Projected
 from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 
 Shape = tuple[int, ...]
@@ -39,16 +40,22 @@ class Projection(nn.Module, kw_only=True):
     kernel_init: Initializer = KERNEL_INIT
     bias_init: Initializer = BIAS_INIT
 
-    def __call__(self, x: Float[Array, "..."], features: Shape) -> Float[Array, "..."]:
+    def __call__(
+        self, x: Float[Array, "..."], features: Shape, known: Projected | None = None
+    ) -> Float[Array, "..."]:
         """The linear function.
 
         Args:
             x: `[*B, length, ...]`.
             features: The last axes of the result.
+            known: The result, if one product of several projections has it. It holds for that
+                product's own input: where an interceptor hands on another x, it is computed anew.
 
         Returns:
             `[*B, length, *features]`.
         """
+        if known is not None and known.x is x:
+            return known.y
         kernel, bias = self.parameters(x.shape[x.ndim - self.axes :], features)
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         summed = tuple(range(x.ndim - self.axes, x.ndim)), tuple(range(self.axes))

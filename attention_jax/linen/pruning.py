@@ -16,6 +16,7 @@ from attention_jax._modules.pruning import (
     apart,
     by_attention,
     by_layer,
+    check_linear,
     clusters,
     in_layers,
     make_plans,
@@ -58,7 +59,8 @@ def prune_heads(
     Raises:
         ValueError: a path that leads to no `MultiHeadAttention`, a head that is not there, an
             attention without a head left, scanned layers that would not be of one shape.
-        NotImplementedError: a score made by a function.
+        NotImplementedError: a score made by a function, projections with other arrays than a kernel
+            and a bias.
 
     Example:
         >>> import jax
@@ -280,7 +282,9 @@ def _each(
             raise NotImplementedError(
                 f"{path!r}: a score made by a function: give the score itself"
             )
-        made = prune(_Layer(path, layer, dict(_at(params, path))), own)
+        its = dict(_at(params, path))
+        check_linear(path, {part: its.get(part, {}) for part in _PARTS})
+        made = prune(_Layer(path, layer, its), own)
         if made is not None:
             fields[path], new = made
             params = _with(params, path.split("/") if path else [], new)

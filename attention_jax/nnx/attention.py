@@ -77,7 +77,8 @@ class MultiHeadAttention(ProjectedAttention):
         value_features: The width that the values of N heads have, a multiple of N; None is
             `qkv_features`.
         fused_qkv: Whether self-attention makes queries, keys and values in one matrix product. The
-            parameters are the same, and so are the numbers.
+            parameters are the same, and so are the numbers. Projections that were replaced, as by
+            an adapter or a quantised layer, are called one by one.
         decode: Whether calls bring the next tokens only, and keys and values are kept in the layer,
             as in Flax; `init_cache` makes room. See `with_cache` for state in, state out.
         implementation: As in `attention_jax.attend`.

@@ -9,9 +9,12 @@ from flax.nnx.nn.dtypes import promote_dtype
 
 from attention_jax._core.axes import Array
 from attention_jax._modules.arguments import check_width
+from attention_jax._modules.fused import fused_product, split_parts
 from attention_jax._modules.shield import calm, loud, shielded
 from attention_jax.nnx.caching import CachedAttention
 from attention_jax.nnx.norm import LayerNorm
+
+_CALL = nnx.LinearGeneral.__call__  # what observes or changes calls sets another one on the class
 
 
 class ProjectedAttention(CachedAttention):
@@ -36,7 +39,7 @@ class ProjectedAttention(CachedAttention):
         """
         self._check(inputs_q, inputs_k, inputs_v)
         assert self.positions is not None  # a layer with projections has a scheme, if an empty one
-        if self.fused_qkv and inputs_q is inputs_k is inputs_v:
+        if self.fused_qkv and inputs_q is inputs_k is inputs_v and self._may_fuse():
             query, key, value = self._fused(inputs_q)
         else:
             query = calm(self._to_query, inputs_q)
@@ -70,28 +73,36 @@ class ProjectedAttention(CachedAttention):
     def _to_key(self, x: Array) -> Array:
         return self.key(x) if self.key_ln is None else self.key_ln(self.key(x))
 
+    def _may_fuse(self) -> bool:
+        """Whether the projections are linear as they were made, so that a product is all of them.
+
+        One that was replaced, derived or observed, as by `flax.nnx.capture`, is called instead.
+        """
+        layers: tuple[Any, ...] = (self.query, self.key, self.value)
+        return all(type(layer) is nnx.LinearGeneral for layer in layers) and all(
+            type(layer).__call__ is _CALL
+            and layer.axis == (-1,)
+            and not layer.batch_axis
+            and layer.dot_general in (None, jax.lax.dot_general)
+            and layer.dot_general_cls is None
+            and layer.preferred_element_type is None
+            and layer.promote_dtype is promote_dtype
+            and layer.dtype == self.dtype
+            and layer.precision == self.precision
+            and (layer.bias is None) == (self.query.bias is None)
+            and isinstance(layer.kernel[...], jax.Array)
+            and jnp.issubdtype(layer.kernel[...].dtype, jnp.floating)
+            for layer in layers
+        )
+
     def _fused(self, x: Any) -> tuple[Array, Array, Array]:
         """All three in one matrix product with their kernels side by side."""
         layers = (self.query, self.key, self.value)
-        widths = [layer.kernel.shape[1:] for layer in layers]
-        kernel = jnp.concatenate(
-            [layer.kernel[...].reshape(self.in_features, -1) for layer in layers], axis=1
-        )
-        biases = [layer.bias[...].reshape(-1) for layer in layers if layer.bias is not None]
-        bias = jnp.concatenate(biases) if biases else None
-
-        def product(x: Array) -> Array:
-            inputs, weights, shift = promote_dtype((x, kernel, bias), dtype=self.dtype)
-            dims = (((inputs.ndim - 1,), (0,)), ((), ()))
-            y = jax.lax.dot_general(inputs, weights, dims, precision=self.precision)
-            return y if shift is None else y + shift.reshape((1,) * (y.ndim - 1) + (-1,))
-
-        joined, start, parts = calm(product, x), 0, []
-        for heads, depth in widths:
-            part = joined[..., start : start + heads * depth]
-            parts.append(part.reshape(*part.shape[:-1], heads, depth))
-            start += heads * depth
-        query, key, value = parts
+        kernels = [layer.kernel[...] for layer in layers]
+        biases = [None if layer.bias is None else layer.bias[...] for layer in layers]
+        how = {"dtype": self.dtype, "precision": self.precision}
+        joined = calm(lambda x: fused_product(x, kernels, biases, **how), x)
+        query, key, value = split_parts(joined, [kernel.shape[1:] for kernel in kernels])
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
         return query, loud(key, x), loud(value, x)

@@ -13,6 +13,7 @@ from attention_jax._modules.pruning import (
     apart,
     by_attention,
     by_layer,
+    check_linear,
     clusters,
     in_layers,
     make_plans,
@@ -49,6 +50,7 @@ def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]
     Raises:
         ValueError: a path that leads to no `MultiHeadAttention`, a head that is not there, an
             attention without a head left, scanned layers that would not be of one shape.
+        NotImplementedError: projections with other arrays than a kernel and a bias.
 
     Example:
         >>> import jax.numpy as jnp
@@ -137,6 +139,7 @@ def _layers(
                 break
         if not isinstance(layer, MultiHeadAttention):
             raise ValueError(f"{name}: {path!r} leads to no MultiHeadAttention")
+        check_linear(path, {part: list(nnx.state(getattr(layer, part))) for part in _PARTS})
         found.append((path, layer, x))
     return found
 

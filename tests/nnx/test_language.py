@@ -143,7 +143,7 @@ def test_a_scanned_encoder_decoder():
     )
     found = run(scanned, target)
     chex.assert_trees_all_close(found, run(plain, target), rtol=1e-4, atol=1e-5)
-    call = {"bos": 1, "eos": 7, "max_length": 4, "source_mask": source > 2}
+    call = {"bos": 1, "eos": (), "max_length": 4, "source_mask": source > 2}
     made = greedy_decode(scanned, source, **call)
     before = jnp.concatenate([jnp.ones((2, 1), int), made[:, :-1]], 1)
     np.testing.assert_array_equal(made, np.argmax(run(scanned, before)[0], -1))
