@@ -11,9 +11,8 @@ from flax import nnx as flax_nnx
 from flax import traverse_util
 
 import attention_jax as aj
-from attention_jax import linen, nnx
+from tests.modules.flavours import MODULES as FLAVOURS
 
-FLAVOURS = {"nnx": nnx, "linen": linen}
 X, MEMORY = jnp.zeros((2, 5, 8)), jnp.zeros((2, 3, 8))
 WIDE = jnp.zeros((2, 3, 6))
 IDS = jnp.zeros((2, 5), jnp.int32)
