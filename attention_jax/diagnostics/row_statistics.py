@@ -23,37 +23,12 @@ from attention_jax.kernels.traced import trace_user_code
 from attention_jax.kernels.walk import block_start
 from attention_jax.masks.mask import Mask
 
-
-class Sums(NamedTuple):
-    """Running sums of `[Tb]` rows, relative to the running maximum `top`; e = exp(x - top).
-
-    Attributes:
-        top: the running maximum.
-        least: the smallest visible logit.
-        count: number of visible keys, float32.
-        total: `Σ e`.
-        square: `Σ e²`.
-        cube: `Σ e³`.
-        moment: `Σ e x`.
-        first: e of the key with index 0.
-        own: `Σ e` over keys at the query's position.
-        ahead: `Σ e` over keys at later positions.
-        columns: `Σ e c`, c the key's index and whether it is real, `[Tb, C]`.
-        out: `Σ e v`, `[Tb, V]`.
-    """
-
-    top: Array
-    least: Array
-    count: Array
-    total: Array
-    square: Array
-    cube: Array
-    moment: Array
-    first: Array
-    own: Array
-    ahead: Array
-    columns: Array
-    out: Array
+# Running sums over the keys of a row, by name, with e = exp(x - top): `total` Σ e, `square` Σ e²,
+# `cube` Σ e³, `moment` Σ e x, `own` and `ahead` Σ e over keys at the query's and at later
+# positions, `first` e of the first key, `count` of visible keys, `columns` Σ e c, `out` Σ e v;
+# beside them the largest and the smallest visible logit, `top` and `least`.
+Sums = dict[str, Array]
+_DEGREES = {"count": 0, "square": 2, "cube": 3}  # in e; the others are linear
 
 
 class Rows(NamedTuple):
@@ -133,14 +108,13 @@ def _one_head(
     head: Problem, facts: Static, block: tuple[int, int], kinds: Any, *, causal: bool
 ) -> tuple[Array, Rows]:
     layout = facts.layout
-    width = head.sides.key["columns"].shape[-1]
+    shapes = {"columns": head.sides.key["columns"].shape[-1:], "out": (layout.V,)}
+    names = "total", "count", "square", "cube", "moment", "own", "ahead", "first", "columns", "out"
 
     def begin(i: Array) -> Sums:
-        shapes = {"columns": (width,), "out": (layout.V,)}
-        zeros = {
-            n: jnp.zeros((block[0], *shapes.get(n, ())), facts.accumulator) for n in Sums._fields
-        }
-        return Sums(**{**zeros, "top": zeros["top"] + NEG_INF, "least": zeros["least"] - NEG_INF})
+        rows = jnp.zeros((block[0],), facts.accumulator)
+        zeros = {x: jnp.zeros((block[0], *shapes.get(x, ())), rows.dtype) for x in names}
+        return {**zeros, "top": rows + NEG_INF, "least": rows - NEG_INF}
 
     def fetch(i: Array, j: Array) -> Problem:
         return cut(head, facts, block, i, j)
@@ -156,50 +130,49 @@ def _update(
     state: Sums, block: Problem, facts: Static, *, first: Any, partial: bool, causal: bool
 ) -> Sums:
     logits = block_logits(block, facts, partial=partial)
-    top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
+    top = jnp.maximum(state["top"], jnp.max(logits, axis=-1))
     shift = jnp.where(top == NEG_INF, 0, top)
-    shrink = jnp.exp(state.top - shift)
     # Without the barrier XLA computes the exponentials anew in each of the reductions below.
     powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - shift[:, None]), logits))
     fixed = jax.lax.stop_gradient((powers, logits))
-    least, count, (square, cube, moment, own, *ahead) = _reduce(
-        *fixed, block, partial=partial, causal=causal
-    )
-    ones = jnp.ones((logits.shape[1], 1), powers.dtype)
-    columns = jnp.concatenate([ones, block.sides.key["columns"].astype(powers.dtype)], axis=1)
+    columns = block.sides.key["columns"].astype(powers.dtype)
+    columns = jnp.concatenate([jnp.ones_like(columns[:, :1]), columns], axis=1)
     columns = jnp.matmul(powers, columns, precision=jax.lax.Precision.HIGHEST)
-    return Sums(
-        top,
-        jnp.minimum(state.least, least),
-        state.count + count,
-        state.total * shrink + columns[:, 0],
-        state.square * shrink**2 + square,
-        state.cube * shrink**3 + cube,
-        state.moment * shrink + moment,
-        state.first * shrink + jnp.where(first, powers[:, 0], 0),
-        state.own * shrink + own,
-        state.ahead * shrink + sum(ahead),
-        state.columns * shrink[:, None] + columns[:, 1:],
-        state.out * shrink[:, None] + weigh_values(block, facts, powers, logits),
-    )
+    new = {
+        **_sum_planes(*fixed, block, partial=partial, causal=causal),
+        "total": columns[:, 0],
+        "columns": columns[:, 1:],
+        "first": jnp.where(first, powers[:, 0], 0),
+        "out": weigh_values(block, facts, powers, logits),
+    }
+    shrink = jnp.exp(state["top"] - shift)
+
+    def add(name: str) -> Array:
+        old = state[name]
+        factor = (shrink ** _DEGREES.get(name, 1)).reshape(-1, *[1] * (old.ndim - 1))
+        return old * factor + new[name] if name in new else old
+
+    visible = logits if not partial else jnp.where(logits == NEG_INF, -NEG_INF, logits)
+    least = jnp.minimum(state["least"], jnp.min(visible, axis=-1))
+    return {**{name: add(name) for name in state}, "top": top, "least": least}
 
 
-def _reduce(
+def _sum_planes(
     powers: Array, logits: Array, block: Problem, *, partial: bool, causal: bool
-) -> tuple[Array, Array, list[Array]]:
-    """The smallest visible logit, the number of visible keys, and further sums, of each row."""
+) -> Sums:
+    """The sums of a block that need elementwise products or comparisons."""
     rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
-    square = powers * powers
-    planes = [square, square * powers, powers * logits]
-    planes.append(jnp.where(keys[None, :] == rows[:, None], powers, 0))
+    square, moment = powers * powers, powers * logits
+    own = jnp.where(keys[None, :] == rows[:, None], powers, 0)
+    planes = {"square": square, "cube": square * powers, "moment": moment, "own": own}
     if not causal:
-        planes.append(jnp.where(keys[None, :] > rows[:, None], powers, 0))
-    if not partial:
-        return jnp.min(logits, axis=-1), jnp.full_like(powers[:, 0], keys.size), _sum_rows(planes)
-    visible = logits != NEG_INF
-    planes[2] = jnp.where(visible, planes[2], 0)
-    *sums, count = _sum_rows([*planes, visible.astype(powers.dtype)])
-    return jnp.min(jnp.where(visible, logits, -NEG_INF), axis=-1), count, sums
+        planes["ahead"] = jnp.where(keys[None, :] > rows[:, None], powers, 0)
+    if partial:
+        visible = logits != NEG_INF
+        planes["moment"] = jnp.where(visible, moment, 0)
+        planes["count"] = visible.astype(powers.dtype)
+    sums = dict(zip(planes, _sum_rows(list(planes.values())), strict=True))
+    return {"count": jnp.full_like(powers[:, 0], keys.size), **sums}
 
 
 def _sum_rows(planes: list[Array]) -> list[Array]:
@@ -216,27 +189,27 @@ def _sum_rows(planes: list[Array]) -> list[Array]:
 
 
 def _close(state: Sums) -> tuple[Array, Rows]:
-    empty = state.total == 0
-    total = jnp.where(empty, 1, state.total)
-    top = jnp.where(empty, 0, state.top)
+    empty, several = state["total"] == 0, state["count"] > 1
+    total = jnp.where(empty, 1, state["total"])
+    top, least = (jnp.where(empty, 0, state[name]) for name in ("top", "least"))
     log_total = jnp.log(total)
-    entropy = jnp.where(empty, 0, (top - state.moment / total) + log_total)
-    several = state.count > 1
-    log_count = jnp.log(jnp.where(several, state.count, 2))
-    square, cube = state.square / total**2, state.cube / total**3
+    entropy = jnp.where(empty, 0, (top - state["moment"] / total) + log_total)
+    log_count = jnp.log(jnp.where(several, state["count"], 2))
+    square, cube = state["square"] / total**2, state["cube"] / total**3
+    columns = state["columns"] / total[:, None]
     rows = Rows(
         entropy=entropy,
         relative_entropy=jnp.where(several, entropy / log_count, 0),
         largest_weight=jnp.where(empty, 0, 1 / total),
-        first_share=state.first / total,
-        self_share=state.own / total,
-        ahead_share=state.ahead / total,
-        mean_key=state.columns[:, 0] / total,
-        visible=state.count.astype(jnp.int32),
+        first_share=state["first"] / total,
+        self_share=state["own"] / total,
+        ahead_share=state["ahead"] / total,
+        mean_key=columns[:, 0],
+        visible=state["count"].astype(jnp.int32),
         max_logit=top,
-        logit_range=jnp.where(empty, 0, top - jnp.where(empty, 0, state.least)),
+        logit_range=top - least,
         jacobian_norm=jnp.sqrt(jnp.maximum(square - 2 * cube + square**2, 0)),
-        real_share=state.columns[:, 1:] / total[:, None],
+        real_share=columns[:, 1:],
         lse=jnp.stack([top, log_total], axis=-1),
     )
-    return state.out / total[:, None], rows
+    return state["out"] / total[:, None], rows
