@@ -108,11 +108,8 @@ def with_fields(model: Model, fields: Mapping[str, Mapping[str, Any]]) -> Model:
     changed = tuple((path, tuple(x.items())) for path, x in after.items())
     if isinstance(model, _Changed):
         return model.clone(changed=changed)
-    options = {
-        name: getattr(model, name)
-        for name, field in type(model).__dataclass_fields__.items()
-        if field.init and name != "parent"
-    }
+    names = (f.name for f in dataclasses.fields(model) if f.init and f.name != "parent")
+    options = {name: getattr(model, name) for name in names}
     return _changed_class(type(model))(**options, parent=None, changed=changed)
 
 
