@@ -57,6 +57,16 @@ def check_number(name: str, x: Any) -> float:
     return float(x)
 
 
+def check_positive(name: str, x: Any) -> float:
+    """`x` as a float; an error unless it is one number, positive and finite, and known."""
+    x = check_number(name, x)
+    if not x > 0:
+        raise ValueError(f"{name} must be positive, got {x:g}")
+    if not np.isfinite(x):
+        raise ValueError(f"{name} must be finite, got {x}")
+    return x
+
+
 def check_callable(name: str, x: Any) -> None:
     """A TypeError unless `x` can be called."""
     if not callable(x):

@@ -5,12 +5,12 @@ output, given = attention_inputs(model, inputs)
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from attention_jax._core.docstrings import arguments_of
 from attention_jax.diagnostics.application import Call, prepare
 from attention_jax.diagnostics.capture import capture
-from attention_jax.kernels.request import Result
+from attention_jax.kernels.request import AttentionInputs, Result
 from attention_jax.softmax import Stats
 
 
@@ -45,30 +45,6 @@ def attention_stats(
 
     output, found = prepare(model, variables, method, inputs, options).run(record)
     return output, {name: x.values for name, x in found.items()}
-
-
-class AttentionInputs(NamedTuple):
-    """The inputs of one call of attention, as arguments of `attend`; a pytree.
-
-    Attributes:
-        query: `[*B, T, N, H]`, after projection, normalisation and rotary embedding.
-        key: `[*B, S, K, H]`, likewise.
-        value: `[*B, S, K, V]`.
-        score: the score object, with the layer's parameters.
-        mask: a mask object, or None.
-        bias: a bias object, or None.
-        query_positions: ints, or None for 0..T-1.
-        key_positions: ints, or None for 0..S-1.
-    """
-
-    query: Any
-    key: Any
-    value: Any
-    score: Any
-    mask: Any
-    bias: Any
-    query_positions: Any
-    key_positions: Any
 
 
 @arguments_of(capture)

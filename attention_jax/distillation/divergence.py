@@ -24,12 +24,12 @@ from attention_jax.distillation.pairing import pair_up, shares
 from attention_jax.distillation.terms import check_kind, log_of, terms
 from attention_jax.kernels.once import is_once, tiling_or_once
 from attention_jax.kernels.problem import block_kinds, lower
-from attention_jax.kernels.request import Request
+from attention_jax.kernels.request import AttentionInputs, Request
 from attention_jax.kernels.traced import trace_user_code
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 from attention_jax.scores.score import Score
 
-QueryAndKey = Annotated[Any, "([*B, T, N, H], [*B, S, K, H])"]
+QueryAndKey = Annotated[Any, "([*B, T, N, H], [*B, S, K, H]), or AttentionInputs"]
 AnyBias = Term | BiasLike | None
 
 
@@ -70,7 +70,9 @@ def attention_divergence(
     for infinite rows too.
 
     Args:
-        teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, M heads.
+        teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, M heads; or its
+            `AttentionInputs`, as `diagnostics.attention_inputs` returns them, with their own score,
+            mask, bias and positions.
         student: the same of the student, N heads.
         teacher_score: as `score` in `attend`; and so are the others.
         student_score: as `score` in `attend`.
@@ -78,8 +80,8 @@ def attention_divergence(
         student_mask: as `mask` in `attend`.
         teacher_bias: as `bias` in `attend`.
         student_bias: as `bias` in `attend`.
-        query_positions: ints `[T]` or `[*B, T]`, for both.
-        key_positions: ints `[S]` or `[*B, S]`, for both.
+        query_positions: ints `[T]` or `[*B, T]`, for every pair (query, key).
+        key_positions: ints `[S]` or `[*B, S]`, likewise.
         kind: "kl", "reverse_kl", "js" or "cross_entropy".
         head_map: weights `[N, M]`, each row summing to 1: the student's head n learns from
             `Σ_m head_map[n, m] p_m`. It may be learned (as a softmax, say) and gets its gradient.
@@ -95,7 +97,7 @@ def attention_divergence(
     Raises:
         TypeError: as in `attend`.
         ValueError: shapes that do not fit, heads that are no multiples of one another without a
-            `head_map`, an unknown kind.
+            `head_map`, an unknown kind; a score, mask, bias or positions beside `AttentionInputs`.
 
     Example:
         >>> import jax
@@ -113,20 +115,16 @@ def attention_divergence(
         Wang et al. 2020, "MiniLM", arXiv:2002.10957, eq. 3 (kl of attention maps).
     """
     check_kind(kind)
-    (query_t, key_t), (query_s, key_s) = _two("teacher", teacher), _two("student", student)
-    shared = {
-        "query_positions": query_positions,
-        "key_positions": key_positions,
-        "block_size": block_size,
-        "precision": precision,
-    }
+    positions = {"query_positions": query_positions, "key_positions": key_positions}
     requests = []
-    for who, query, key, score, mask, bias in (
-        ("teacher", query_t, key_t, teacher_score, teacher_mask, teacher_bias),
-        ("student", query_s, key_s, student_score, student_mask, student_bias),
+    for name, given, score, mask, bias in (
+        ("teacher", teacher, teacher_score, teacher_mask, teacher_bias),
+        ("student", student, student_score, student_mask, student_bias),
     ):
-        options = {"score": score, "mask": mask, "bias": bias, **shared}
-        requests.append(_request(who, query, key, options))
+        own = {f"{name}_score": score, f"{name}_mask": mask, f"{name}_bias": bias}
+        query, key, options = _inputs(name, given, own, positions)
+        options |= {"block_size": block_size, "precision": precision}
+        requests.append(_request(name, query, key, options))
     its, own = (request.layout for request in requests)
     if (its.batch, its.T, its.S) != (own.batch, own.T, own.S):
         raise ValueError(
@@ -137,15 +135,36 @@ def attention_divergence(
     if not teacher_gradient:
         requests[0] = jax.lax.stop_gradient(requests[0])
     if 0 in (*own.batch, own.T, own.S, own.N):
-        dtype = stats_dtype(query_t.dtype, key_t.dtype, query_s.dtype, key_s.dtype)
+        dtype = stats_dtype(*(x.dtype for r in requests for x in (r.query, r.key)))
         return jnp.zeros((*own.batch, own.N, own.T), dtype)
     return _divergence(requests[0], requests[1], share, tuple(map(tuple, heads.tolist())), kind)
 
 
-def _two(name: str, given: Any) -> tuple[Any, Any]:
+def _inputs(
+    name: str, given: Any, own: dict[str, Any], positions: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Query, key and the options of a request, of one side.
+
+    Args:
+        name: "teacher" or "student".
+        given: a pair (query, key), or `AttentionInputs`.
+        own: the score, mask and bias for a pair, by the name of the argument.
+        positions: the positions for a pair.
+    """
+    options = {**dict(zip(("score", "mask", "bias"), own.values(), strict=True)), **positions}
+    if isinstance(given, AttentionInputs):
+        beside = [argument for argument, x in {**own, **positions}.items() if x is not None]
+        if beside:
+            raise ValueError(
+                f"{name} is AttentionInputs, which include score, mask, bias and positions: give "
+                f"no {beside[0]} beside it, or {name}=(inputs.query, inputs.key)"
+            )
+        return given.query, given.key, {option: getattr(given, option) for option in options}
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"{name} must be a pair (query, key), got {type(given).__name__}")
-    return given[0], given[1]
+        raise TypeError(
+            f"{name} must be a pair (query, key) or AttentionInputs, got {type(given).__name__}"
+        )
+    return given[0], given[1], options
 
 
 def _request(who: str, query: Any, key: Any, options: dict[str, Any]) -> Request:

@@ -81,3 +81,27 @@ class Result(NamedTuple):
 
     out: Array
     stats: Stats | None
+
+
+class AttentionInputs(NamedTuple):
+    """The inputs of one call of attention, as arguments of `attend`; a pytree.
+
+    Attributes:
+        query: `[*B, T, N, H]`, after projection, normalisation and rotary embedding.
+        key: `[*B, S, K, H]`, likewise.
+        value: `[*B, S, K, V]`.
+        score: the score object, with the layer's parameters.
+        mask: a mask object, or None.
+        bias: a bias object, or None.
+        query_positions: ints, or None for 0..T-1.
+        key_positions: ints, or None for 0..S-1.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    score: Any
+    mask: Any
+    bias: Any
+    query_positions: Any
+    key_positions: Any

@@ -1,6 +1,5 @@
 """Rotary position encoding: queries and keys turned by their position."""
 
-import math
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -8,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Query, QueryPositions
-from attention_jax._core.checks import as_array, check_floating, check_positions
+from attention_jax._core.checks import as_array, check_floating, check_positions, check_positive
 from attention_jax._core.numerics import widen
 from attention_jax.positions.phases import geometric, waves
 from attention_jax.positions.scaling import Scaling
@@ -65,14 +64,13 @@ def rotary(
     check_positions("positions", positions, tuple(batch), T)
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be a scaling object, got {type(scaling).__name__}")
-    if not (base > 0 and math.isfinite(base)):
-        raise ValueError(f"base must be positive, got {base}")
+    base = check_positive("base", base)
     width = _width(fraction, H)
     if width == 0:
         return jnp.asarray(x)
     wide = widen(x)
     turning, rest = wide[..., :width], wide[..., width:]
-    sin, cos = _turns(positions, float(base), width, scaling, wide)
+    sin, cos = _turns(positions, base, width, scaling, wide)
     if interleaved:
         a, b = turning[..., 0::2], turning[..., 1::2]
     else:

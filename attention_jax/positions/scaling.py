@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from attention_jax._core.checks import check_count
+from attention_jax._core.checks import check_count, check_positive
 from attention_jax.positions.phases import geometric
 
 Number = Annotated[Any, "a number, NumPy's too; checked here"]
@@ -90,14 +90,6 @@ class Yarn(Scaling):
         return theta / self.factor * divided + theta * (1 - divided)
 
 
-def _factor(factor: Number) -> float:
-    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.integer, np.floating)):
-        raise TypeError(f"factor must be a number, got {type(factor).__name__}")
-    if not (factor > 0 and math.isfinite(factor)):
-        raise ValueError(f"factor must be positive, got {factor}")
-    return float(factor)
-
-
 def linear_scaling(factor: Number) -> Scaling:
     """Position interpolation, `θ' = θ / factor`: as if every position were divided by it.
 
@@ -111,7 +103,7 @@ def linear_scaling(factor: Number) -> Scaling:
         Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
         Interpolation", arXiv:2306.15595, eq. 4.
     """
-    return Linear(_factor(factor))
+    return Linear(check_positive("factor", factor))
 
 
 def ntk_scaling(factor: Number) -> Scaling:
@@ -128,7 +120,7 @@ def ntk_scaling(factor: Number) -> Scaling:
     References:
         Peng et al. 2023, "YaRN", arXiv:2309.00071, §3.1, eq. 16 (after bloc97).
     """
-    return Ntk(_factor(factor))
+    return Ntk(check_positive("factor", factor))
 
 
 def yarn_scaling(
@@ -163,12 +155,11 @@ def yarn_scaling(
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
         arXiv:2309.00071, §3.2-3.4, eq. 17-22.
     """
-    factor = _factor(factor)
-    if not beta_fast > beta_slow > 0:
-        raise ValueError(
-            f"beta_fast must be above beta_slow and both positive, got {beta_fast} and {beta_slow}"
-        )
+    factor = check_positive("factor", factor)
+    fast, slow = check_positive("beta_fast", beta_fast), check_positive("beta_slow", beta_slow)
+    if fast <= slow:
+        raise ValueError(f"beta_fast must be above beta_slow, got {beta_fast} and {beta_slow}")
     if gain is None:
         gain = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     length = check_count("original_length", original_length, 1)
-    return Yarn(factor, length, float(beta_fast), float(beta_slow), float(gain))
+    return Yarn(factor, length, fast, slow, check_positive("gain", gain))

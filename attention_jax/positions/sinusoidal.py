@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Real
 
 from attention_jax._core.axes import AnyArray
-from attention_jax._core.checks import as_array, check_count
+from attention_jax._core.checks import as_array, check_count, check_positive
 from attention_jax.positions.phases import geometric, waves
 
 
@@ -21,7 +21,7 @@ def sinusoidal(
     Args:
         positions: integer or floating array of any shape.
         features: D, the number of channels, at least 1.
-        base: the slowest wavelength is about 2π·base.
+        base: the slowest wavelength is about 2π·base; positive.
 
     Returns:
         float32, the shape of `positions` with a last axis of size `features`.
@@ -30,6 +30,6 @@ def sinusoidal(
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.5.
     """
     as_array("positions", positions)
-    features = check_count("features", features, 1)
+    features, base = check_count("features", features, 1), check_positive("base", base)
     pair = jnp.stack(waves(positions, geometric(base, features), jnp.float32), axis=-1)
     return pair.reshape(*positions.shape, 2 * pair.shape[-2])[..., :features]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.checks import as_array, check_floating
+from attention_jax._core.checks import as_array, check_floating, check_positive
 from attention_jax._core.numerics import matmul, widen
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, check_per_head, over_heads
@@ -109,6 +109,4 @@ def transformer_xl(weight: Weight, u: Vector, v: Vector, *, base: float | int = 
         check_floating(name, array)
         if array.ndim not in ranks:
             raise ValueError(f"{name} must be {letters}, got {list(array.shape)}")
-    if not base > 0:
-        raise ValueError(f"base must be positive, got {base}")
-    return TransformerXL(weight, u, v, float(base), weight.shape[-2])
+    return TransformerXL(weight, u, v, check_positive("base", base), weight.shape[-2])

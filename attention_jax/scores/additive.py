@@ -10,7 +10,7 @@ References:
     Translate", arXiv:1409.0473, appendix A.1.2 (additive).
     Luong, Pham, Manning 2015, arXiv:1508.04025, §3.1 (concat).
     Brody, Alon, Yahav 2021, "How Attentive are Graph Attention Networks?", arXiv:2105.14491,
-    eq. 7 (GATv2: leaky_relu as the activation).
+    eq. 7 (GATv2: a leaky ReLU of slope 0.2 as the activation).
 """
 
 import dataclasses
@@ -146,8 +146,9 @@ def additive(
         w_query: `[H, A]`, shared by all heads, or `[N, H, A]`.
         w_key: `[Hk, A]` or `[N, Hk, A]`; the key's depth may differ from the query's.
         v: `[A]` or `[N, A]`.
-        activation: any elementwise function; with `jax.nn.leaky_relu` and an adjacency mask this is
-            the attention of GATv2.
+        activation: any elementwise function. GATv2's is a leaky ReLU of slope 0.2 under an
+            adjacency mask: `functools.partial(jax.nn.leaky_relu, negative_slope=0.2)`; the default
+            slope of `jax.nn.leaky_relu` is 0.01.
 
     Returns:
         A score object; the three arrays are its parameters.

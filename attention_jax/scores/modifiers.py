@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Array
 
 from attention_jax._core.axes import Layout
-from attention_jax._core.checks import check_number, check_parameter
-from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.checks import check_number, check_parameter, check_positive
+from attention_jax._core.numerics import NEG_INF, is_concrete, stats_dtype
 from attention_jax._core.record import static
 from attention_jax._core.term import Sides, Term, check_per_head, head_axis
 from attention_jax.scores.score import Score
@@ -198,8 +198,8 @@ def temperature(score: Score, tau: Any) -> Score:
         ValueError: a plain number that is not positive.
     """
     check_parameter("tau", tau)
-    if isinstance(tau, (int, float)) and not tau > 0:
-        raise ValueError(f"tau must be positive, got {tau}")
+    if np.ndim(tau) == 0 and is_concrete(tau):
+        check_positive("tau", tau)
     return Temperature(_score(score), tau)
 
 
@@ -216,10 +216,7 @@ def soft_cap(score: Score, cap: Any) -> Score:
     References:
         Gemma Team 2024, arXiv:2408.00118, §2.
     """
-    cap = check_number("cap", cap)
-    if not cap > 0:
-        raise ValueError(f"cap must be positive, got {cap}")
-    return SoftCap(_score(score), cap)
+    return SoftCap(_score(score), check_positive("cap", cap))
 
 
 def clip(score: Score, low: Any, high: Any) -> Score:

@@ -98,7 +98,9 @@ def _run(
         seen = jnp.ones((1, 1, layout.S), bool)
     few_queries, asked = landmarks(queries, problem.usable, min(num_landmarks, layout.T))
     few_keys, filled = landmarks(problem.key, seen, min(num_landmarks, layout.S))
-    few_keys, filled = over_groups(few_keys, heads), over_groups(filled, heads)
+    # Their values differ by query head, so each head needs its own copy, also of a single K.
+    few_keys = jnp.repeat(few_keys, heads // few_keys.shape[1], axis=1)
+    filled = over_groups(filled, heads)
     # Middle and right factor; a landmark that stands for nobody has a row and a column of zeros.
     logits = jnp.einsum("bnlh,bnmh->bnlm", few_queries, few_keys)
     both = jnp.broadcast_to(asked[..., :, None] & filled[..., None, :], logits.shape)

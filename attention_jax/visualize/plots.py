@@ -6,7 +6,7 @@ tint is a root of the weight, so that small weights remain visible; the colour b
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -250,7 +250,7 @@ def alignment(
     weights: Any,
     source: Words,
     target: Words,
-    gold: Iterable[tuple[int, int]] = (),
+    gold: Annotated[Any, Iterable[tuple[int, int]]] = (),
 ) -> "matplotlib.figure.Figure":
     """Alignments of target and source words, with gold links framed.
 
@@ -260,7 +260,8 @@ def alignment(
         weights: `[T, S]`, or a mapping from titles to such arrays, drawn side by side.
         source: S source words, the horizontal axis.
         target: T target words, the vertical axis.
-        gold: links to frame, pairs (source index, target index).
+        gold: links to frame, pairs (target index, source index) in the order of the axes of
+            `weights`: for a boolean array `[T, S]` of links, `np.argwhere(array)`.
 
     Returns:
         The figure.
@@ -284,13 +285,15 @@ def alignment(
     if not panels:
         raise ValueError("weights has no map")
     maps = {str(title): _plane("weights", x) for title, x in panels.items()}
-    links = [(int(s), int(t)) for s, t in gold]
+    links = [(int(t), int(s)) for t, s in gold]
     for x in maps.values():
         T, S = x.shape
         across, down = labels("source", source, "S", S), labels("target", target, "T", T)
-        for s, t in links:
-            if not (0 <= s < S and 0 <= t < T):
-                raise ValueError(f"gold link {(s, t)} lies outside S = {S}, T = {T}")
+        for t, s in links:
+            if not (0 <= t < T and 0 <= s < S):
+                raise ValueError(
+                    f"gold link {(t, s)} must be (target, source) within T = {T}, S = {S}"
+                )
     columns = min(len(maps), 3)
     rows = math.ceil(len(maps) / columns)
     figure = new_figure(1.0 + columns * (0.9 + _side(S)), rows * (1.1 + _side(T)))
@@ -300,7 +303,7 @@ def alignment(
         image = draw_map(axes, x, S)
         ticks(axes, across, down, size=8 if max(T, S) <= 24 else 6.5)
         _name_axes(axes, "source", "target", title)
-        for s, t in links:
+        for t, s in links:
             axes.plot(
                 [s - 0.5, s + 0.5, s + 0.5, s - 0.5, s - 0.5],
                 [t - 0.5, t - 0.5, t + 0.5, t + 0.5, t - 0.5],

@@ -330,3 +330,41 @@ def test_divergence_of_given_distributions():
     assert not np.isnan(gradient).any()
     q = jnp.array([0.5, 0.25, 0.25])
     np.testing.assert_allclose(divergence(jnp.array([0.5, 0.5, 0.0]), q), 0.34657, atol=1e-5)
+
+
+def test_captured_inputs_bring_their_masks_biases_and_positions():
+    def captured(seed, **options):
+        rng = np.random.default_rng(seed)
+        query, key = (jnp.asarray(rng.normal(size=(2, 6, 2, 8)), jnp.float32) for _ in range(2))
+
+        def model(query, key):
+            return aj.attend(query, key, key, **options)
+
+        return aj.diagnostics.attention_inputs(model, query, key)[1]["attend"]
+
+    bias = jnp.asarray(np.random.default_rng(2).normal(size=(6, 6)), jnp.float32)
+    positions = jnp.arange(6)[::-1]
+    teacher = captured(0, mask=aj.masks.causal(), query_positions=positions)
+    student = captured(1, bias=bias, mask=aj.masks.causal(), key_positions=positions)
+    p, q = (
+        aj.attention_weights(
+            *(x.query, x.key),
+            mask=x.mask, bias=x.bias, query_positions=x.query_positions,
+            key_positions=x.key_positions,
+        )
+        for x in (teacher, student)
+    )  # fmt: skip
+    kept = np.asarray(p > 0) & np.asarray(q > 0)
+    rows = attention_divergence(teacher, student, kind="js")
+    mean = (p + q) / 2
+    wanted = sum(0.5 * np.where(x > 0, x * np.log(np.where(x > 0, x / mean, 1)), 0) for x in (p, q))
+    wanted = np.where((np.asarray(p).sum(-1) > 0) & (np.asarray(q).sum(-1) > 0), wanted.sum(-1), 0)
+    assert kept.any()
+    np.testing.assert_allclose(rows, wanted, rtol=1e-5, atol=1e-6)
+    pair = attention_divergence((teacher.query, teacher.key), student, kind="js")
+    assert float(jnp.abs(pair - rows).max()) > 0.01  # a pair has no mask
+
+    with pytest.raises(ValueError, match="no teacher_mask beside it"):
+        attention_divergence(teacher, student, teacher_mask=aj.masks.causal())
+    with pytest.raises(ValueError, match="no query_positions beside it"):
+        attention_divergence(teacher, student, query_positions=positions)

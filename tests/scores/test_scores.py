@@ -1,5 +1,7 @@
 """Scores against their formulas in float64, on odd sizes, shared and per-head parameters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,6 +188,16 @@ def test_a_zero_vector_has_cosine_zero_and_no_gradient():
 def test_misfits_name_letters_and_numbers(score, key, message):
     with pytest.raises(ValueError, match=message):
         score(QUERY, key)
+
+
+def test_the_additive_score_of_gatv2_has_slope_0_2():
+    q, k = np.random.default_rng(0).normal(size=(2, 5, 1, 4)).astype(np.float32)
+    eye, v = np.eye(4, dtype=np.float32), np.linspace(-1, 1, 4, dtype=np.float32)
+    leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.2)
+    got = scores.additive_score(q, k, eye, eye, v, activation=leaky)
+    z = q[:, None] + k[None]
+    wanted = (np.where(z > 0, z, 0.2 * z) * v).sum(-1)[..., 0]
+    np.testing.assert_allclose(got[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_bad_numbers_are_refused():

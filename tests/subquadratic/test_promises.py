@@ -89,6 +89,28 @@ FAMILIES = {
 }
 
 
+@pytest.mark.parametrize("name", ["linear", "low_rank", "nystrom", "memory_compressed", "routed"])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("mask", [None, masks.padding(LENGTHS)], ids=["none", "padding"])
+def test_grouped_heads_are_repeated_heads(name, kv_heads, mask):
+    attention = FAMILIES[name][0]
+    if name == "low_rank":
+        attention = lambda q, k, v, **options: sq.low_rank_attention(  # noqa: E731
+            q, k, v, DOWN[0][0], DOWN[1][0], **options
+        )
+
+    def loss(key, value):
+        return (attention(QUERY, key, value, mask=mask) ** 2).sum()
+
+    def of_repeated(key, value):
+        return loss(*(jnp.repeat(x, N // kv_heads, axis=2) for x in (key, value)))
+
+    arrays = jnp.asarray(KEY[:, :, :kv_heads]), jnp.asarray(VALUE[:, :, :kv_heads])
+    got, wanted = (jax.value_and_grad(f, (0, 1))(*arrays) for f in (loss, of_repeated))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture(params=FAMILIES, scope="module")
 def family(request):
     """The family and its gradients, compiled, with padding, and causal order if supported."""

@@ -115,7 +115,8 @@ def test_block_map_is_drawn_in_units_of_tokens():
 
 def test_alignment_frames_gold_links():
     panels = {"dot": np.eye(2, 3), "additive": np.full((2, 3), 1 / 3)}
-    figure = visualize.alignment(panels, ["la", "mer", "."], ["the", "sea"], gold=[(0, 0), (2, 1)])
+    gold = np.argwhere(np.array([[True, False, False], [False, False, True]]))
+    figure = visualize.alignment(panels, ["la", "mer", "."], ["the", "sea"], gold=gold)
     draw(figure)
     for axes, title in zip(figure.axes[:2], panels, strict=True):
         assert axes.get_title(loc="left") == title
@@ -144,7 +145,7 @@ def test_alignment_frames_gold_links():
         (lambda: visualize.alignment(np.eye(2), ["a", "b"], ["c"]), "target has 1 .* T = 2"),
         (
             lambda: visualize.alignment(np.eye(2), ["a", "b"], ["c", "d"], [(0, 2)]),
-            r"\(0, 2\) lies outside S = 2, T = 2",
+            r"\(0, 2\) must be \(target, source\) within T = 2, S = 2",
         ),
     ],
 )
