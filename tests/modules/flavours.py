@@ -56,16 +56,45 @@ class Layer:
         return run(self.variables, inputs)
 
 
-class Flavour:
-    """A flavour of modules, by name."""
+class Made:
+    """A module of one flavour, made by `make(library, **options)`, with the parameters of NNX's.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.modules = MODULES[name]
+    Attributes:
+        library: `attention_jax.nnx` or `attention_jax.linen`.
+        model: The module.
+        given: What functions of a model take first: the model, in Linen with its variables.
+    """
+
+    def __init__(self, flavour, make, change=None, seed=0):
+        twin = flax_nnx.jit(lambda: make(nnx, rngs=flax_nnx.Rngs(seed)))()
+        if change is not None:
+            change(twin)
+        self.library, self.model, self.given = nnx, twin, (twin,)
+        if flavour == "linen":
+            self.library, self.model = linen, make(linen)
+            self.given = (self.model, linen.from_nnx(twin))
+
+    def __call__(self, *arrays, method="__call__", **options):
+        if self.library is nnx:
+            return getattr(self.model, method)(*arrays, **options)
+        return self.model.apply(self.given[1], *arrays, method=method, **options)
+
+    def decode(self, name, *arrays, **options):
+        """`greedy_decode` and its like."""
+        return getattr(self.library, name)(*self.given, *arrays, **options)
+
+
+class Flavour(str):
+    """A flavour of modules: its name."""
+
+    @property
+    def modules(self) -> Any:
+        """`attention_jax.nnx` or `attention_jax.linen`."""
+        return MODULES[self]
 
     def module(self, name: str, *args: Any, seed: int = 0, **options: Any) -> Any:
         """A module that is only constructed."""
-        streams = {"rngs": flax_nnx.Rngs(seed)} if self.name == "nnx" else {}
+        streams = {"rngs": flax_nnx.Rngs(seed)} if self == "nnx" else {}
         return getattr(self.modules, name)(*args, **options, **streams)
 
     def layer(
@@ -82,7 +111,7 @@ class Flavour:
             **options: The constructor's.
         """
         module = self.module(name, *args, seed=seed, **options)
-        if self.name == "nnx":
+        if self == "nnx":
             return Layer(module, linen.from_nnx(module))
         init = jax.jit(functools.partial(module.init, **(how or {})))
         return Layer(module, init(jax.random.key(seed), *inputs))
