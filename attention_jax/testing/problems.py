@@ -1,4 +1,4 @@
-"""One attention problem, in NumPy: the inputs, and what the reference says of them.
+"""Attention problems: inputs in NumPy, with their reference results.
 
 Sizes are named by the letters of the library: batch `*B`, lengths `T` and `S`, heads `N` and `K`,
 depths `H` and `V`, hidden width `A`. The defaults differ from each other, and no block size divides

@@ -1,7 +1,7 @@
 """References of the sub-quadratic families: float64 NumPy, one query at a time.
 
 Arrays are `[B, T, N, H]` and `[B, S, K, H or V]`, as for `attend`; `allowed` broadcasts to
-`[B, N, T, S]`, `seen` is `[B, S]`, the keys that are not padding. A query without keys gets 0.
+`[B, N, T, S]`, and `real` `[B, S]` marks keys that are not padding. A query without keys gets 0.
 """
 
 import math
@@ -32,9 +32,9 @@ def rows(query: np.ndarray, value: np.ndarray, allowed: Numbers, row: RowFunctio
     allowed = np.broadcast_to(allowed, (B, N, T, S))
     out = np.zeros((B, T, N, V))
     for b, t, n in np.ndindex(B, T, N):
-        (seen,) = np.nonzero(allowed[b, n, t])
-        if len(seen):
-            out[b, t, n] = row(b, t, n, n // (N // K), seen)
+        (visible,) = np.nonzero(allowed[b, n, t])
+        if len(visible):
+            out[b, t, n] = row(b, t, n, n // (N // K), visible)
     return out
 
 
@@ -45,8 +45,8 @@ def dense(
     query, key, value = wide(query, key, value)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
-    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> np.ndarray:
-        return softmax(scale * key[b, seen, kv] @ query[b, t, n]) @ value[b, seen, kv]
+    def row(b: int, t: int, n: int, kv: int, visible: np.ndarray) -> np.ndarray:
+        return softmax(scale * key[b, visible, kv] @ query[b, t, n]) @ value[b, visible, kv]
 
     return rows(query, value, allowed, row)
 
@@ -62,11 +62,11 @@ def linear(
     """Return Σ φ(q)·φ(k) v over Σ φ(q)·φ(k); `features(x [length, H], positions)`."""
     query, key, value = wide(query, key, value)
 
-    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
+    def row(b: int, t: int, n: int, kv: int, visible: np.ndarray) -> Any:
         q = features(query[b, t : t + 1, n], np.array([t + start]))
-        weights = (features(key[b, seen, kv], seen) @ q.T)[:, 0]
+        weights = (features(key[b, visible, kv], visible) @ q.T)[:, 0]
         total = weights.sum()
-        return weights @ value[b, seen, kv] / total if total else 0.0
+        return weights @ value[b, visible, kv] / total if total else 0.0
 
     return rows(query, value, allowed, row)
 
@@ -75,7 +75,7 @@ def low_rank(
     query: Numbers,
     key: Numbers,
     value: Numbers,
-    seen: Numbers,
+    real: Numbers,
     down_key: Numbers,
     down_value: Numbers,
 ) -> np.ndarray:
@@ -88,14 +88,14 @@ def low_rank(
         values = (down_value[kv][:, at] @ value[b, at, kv])[enters]
         return softmax(keys @ query[b, t, n] / math.sqrt(query.shape[-1])) @ values
 
-    return rows(query, value, seen[:, None, None, :], row)
+    return rows(query, value, real[:, None, None, :], row)
 
 
 def memory_compressed(
     query: Numbers,
     key: Numbers,
     value: Numbers,
-    seen: Numbers,
+    real: Numbers,
     allowed: Numbers,
     stride: int,
     kernels: Sequence[Numbers] | None = None,
@@ -105,13 +105,13 @@ def memory_compressed(
     A run is visible where all its keys are allowed; `allowed` includes causal order.
     """
     query, key, value = wide(query, key, value)
-    S, real = key.shape[1], seen
+    S = key.shape[1]
 
-    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
+    def row(b: int, t: int, n: int, kv: int, visible: np.ndarray) -> Any:
         keys, values = [], []
         for start in range(0, S, stride):
             members = [s for s in range(start, min(start + stride, S)) if real[b, s]]
-            if not members or not set(members) <= set(seen):
+            if not members or not set(members) <= set(visible):
                 continue
             if kernels is None:
                 keys.append(key[b, members, kv].mean(0))
@@ -129,7 +129,7 @@ def memory_compressed(
 
 
 def newton_inverse(matrix: np.ndarray) -> np.ndarray:
-    """Return the pseudo-inverse by the six steps of iteration that Nyström attention takes."""
+    """Return the pseudo-inverse by six steps of the iteration of Nyström attention."""
     z = matrix.T / np.abs(matrix).sum(0).max() / np.abs(matrix).sum(1).max()
     one = np.eye(len(matrix))
     for _ in range(6):
@@ -142,24 +142,24 @@ def nystrom(
     query: Numbers,
     key: Numbers,
     value: Numbers,
-    seen: Numbers,
+    real: Numbers,
     count: int,
-    asks: np.ndarray | None = None,
+    query_real: np.ndarray | None = None,
     inverse: Callable[[np.ndarray], np.ndarray] = np.linalg.pinv,
 ) -> np.ndarray:
-    """Return the product of three softmaxes; `asks` `[B, T]` are the queries of the landmarks."""
+    """Return the product of three softmaxes; landmarks average the queries of `query_real`."""
     query, key, value = wide(query, key, value)
     B, T, N, H = query.shape
     K, V = value.shape[2:]
-    asks = np.ones((B, T), bool) if asks is None else asks
+    query_real = np.ones((B, T), bool) if query_real is None else query_real
     out = np.zeros((B, T, N, V))
     for b, n in np.ndindex(B, N):
         kv = n // (N // K)
-        if not seen[b].any():
+        if not real[b].any():
             continue
-        keys, values = key[b, seen[b], kv], value[b, seen[b], kv]
+        keys, values = key[b, real[b], kv], value[b, real[b], kv]
         q = query[b, :, n] / math.sqrt(H)
-        few_q, few_k = means(q[asks[b]], count), means(keys, count)
+        few_q, few_k = means(q[query_real[b]], count), means(keys, count)
         middle = inverse(softmax(few_q @ few_k.T))
         out[b, :, n] = softmax(q @ few_k.T) @ middle @ softmax(few_q @ keys.T) @ values
     return out
@@ -197,17 +197,17 @@ def lsh(
     value = np.repeat(value, N // value.shape[2], axis=2)
     real = allowed.any(axis=2)
 
-    def row(b: int, t: int, n: int, kv: int, seen: np.ndarray) -> Any:
+    def row(b: int, t: int, n: int, kv: int, visible: np.ndarray) -> Any:
         chosen = set()
         for bucket in buckets[:, b, n]:
             # Tokens of the bucket: the visible ones by index, and the others behind them.
             inside = [s for s in range(T) if bucket[s] == bucket[t]]
             order = sorted(inside, key=lambda s: (not real[b, n, s], s))
             here = order.index(t)
-            chosen |= {s for i, s in enumerate(order) if abs(i - here) <= window and s in seen}
+            chosen |= {s for i, s in enumerate(order) if abs(i - here) <= window and s in visible}
         others = sorted(chosen - {t})
         if not others:
-            return value[b, t, n] if t in seen else 0.0
+            return value[b, t, n] if t in visible else 0.0
         weights = softmax(key[b, others, n] @ query[b, t, n] / math.sqrt(H))
         return weights @ value[b, others, n]
 
@@ -218,7 +218,7 @@ def routed(
     query: Numbers,
     key: Numbers,
     value: Numbers,
-    seen: Numbers,
+    real: Numbers,
     size: int,
     count: int,
     causal: bool,
@@ -228,15 +228,15 @@ def routed(
     B, T, N, _ = query.shape
     S, K = key.shape[1:3]
     nT, nS = -(-T // size), -(-S // size)
-    asks = seen if T == S else np.ones((B, T), bool)
+    query_real = real if T == S else np.ones((B, T), bool)
     allowed = np.zeros((B, N, T, S), bool)
     for b, n, i in np.ndindex(B, N, nT):
         mine = np.arange(i * size, min((i + 1) * size, T))
-        asking = [t for t in (mine[:1] if causal else mine) if asks[b, t]]
-        q = query[b, asking, n].mean(0) if asking else np.zeros(query.shape[-1])
+        members = [t for t in (mine[:1] if causal else mine) if query_real[b, t]]
+        q = query[b, members, n].mean(0) if members else np.zeros(query.shape[-1])
         scores = []
         for j in range(nS):
-            block = [s for s in range(j * size, min((j + 1) * size, S)) if seen[b, s]]
+            block = [s for s in range(j * size, min((j + 1) * size, S)) if real[b, s]]
             if (causal and (j > i or (j < i and not block))) or (not causal and not block):
                 continue
             mean = key[b, block, n // (N // K)].mean(0) if block else 0 * q
