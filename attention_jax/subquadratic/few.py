@@ -1,4 +1,4 @@
-"""Softmax attention to few keys that stand for many: O(T·M) for M of them, in runs of queries."""
+"""Softmax attention to M compressed keys, O(T·M), in runs of queries."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from attention_jax._core.checks import as_array
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.problem import group
 
-# Queries whose weights are held at once; more are walked, and recomputed in the backward pass.
+# Queries per run; the weights of one run are in memory, and recomputed in the backward pass.
 _RUN = 1024
 
 
 def attend_to_few(
     query: Array, key: Array, value: Array, since: Array, reach: Array
 ) -> tuple[Array, Array]:
-    """`softmax(q · k over what is seen) · v`; query t sees key m where `since_m <= reach_t`.
+    """`softmax(q · kᵀ) v`; key m is visible to query t if `since_m <= reach_t`.
 
     Args:
         query: `[B, N, T, H]`, scaled.
@@ -28,7 +28,7 @@ def attend_to_few(
         reach: int32 `[T]`.
 
     Returns:
-        `[B, N, T, V]`, 0 for a query that sees nothing; and bool `[B, N, T]`, which see something.
+        `[B, N, T, V]`, 0 for empty rows; and bool `[B, N, T]`, non-empty rows.
     """
     K = key.shape[1]
     T = query.shape[2]
@@ -42,22 +42,22 @@ def attend_to_few(
 
     queries = group(query, K)
     if T <= _RUN:
-        out, sees = run((queries, reach))
+        out, nonempty = run((queries, reach))
     else:
         short = -T % _RUN
         queries = jnp.pad(queries, [(0, short if axis == 3 else 0) for axis in range(5)])
         queries = jnp.moveaxis(queries.reshape(*queries.shape[:3], -1, _RUN, query.shape[-1]), 3, 0)
         reaches = jnp.pad(reach, (0, short)).reshape(-1, _RUN)
-        out, sees = jax.lax.map(jax.checkpoint(run), (queries, reaches))
+        out, nonempty = jax.lax.map(jax.checkpoint(run), (queries, reaches))
         out = jnp.moveaxis(out, 0, 3)
         out = out.reshape(*out.shape[:3], -1, value.shape[-1])[:, :, :, :T]
-        sees = jnp.moveaxis(sees, 0, 3).reshape(*out.shape[:3], -1)[..., :T]
+        nonempty = jnp.moveaxis(nonempty, 0, 3).reshape(*out.shape[:3], -1)[..., :T]
     heads = query.shape[:2]
-    return out.reshape(*heads, *out.shape[3:]), sees.reshape(*heads, T)
+    return out.reshape(*heads, *out.shape[3:]), nonempty.reshape(*heads, T)
 
 
 def scaled(query: Array, scale: Any) -> Array:
-    """`query [B, N, T, H]` times the scale: 1/√H, a number, or one for each head.
+    """`query [B, N, T, H]` times the scale: 1/√H, a scalar, or `[N]`.
 
     Raises:
         ValueError: the scale is neither a scalar nor `[N]`.
@@ -79,8 +79,8 @@ def projection(name: str, array: Any, letters: str, sizes: tuple[int, ...], head
     Args:
         name: the argument's name.
         array: the argument.
-        letters: `sizes` in letters, for the message.
-        sizes: what its last axes must be; -1 is any size.
+        letters: `sizes` in letters, for error messages.
+        sizes: the required last axes; -1 is any size.
         heads: K.
 
     Raises:

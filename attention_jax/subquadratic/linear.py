@@ -20,7 +20,7 @@ from attention_jax.subquadratic.problem import (
     as_given,
     finish,
     group,
-    spoiled_rows,
+    non_finite_rows,
     usable_keys,
 )
 from attention_jax.subquadratic.recurrence import (
@@ -241,7 +241,7 @@ def _run(
     chunk_size: int | None,
 ) -> tuple[Array, LinearState]:
     problem = as_given("linear_attention", query, key, value, mask)
-    layout, see = problem.layout, problem.see
+    layout, see = problem.layout, problem.mask
     feature_map.check(layout.H, max(see.start + layout.T, layout.S))
     index = jnp.zeros((), jnp.int32) if state is None else state.index
 
@@ -261,13 +261,13 @@ def _run(
             f"{shapes[1].shape[-1]} of a key: they must match (F)"
         )
     sums = _sums(problem, shapes[1], state)
-    out, sees, sums = _add(queries, keys, sums, see.offset, form, chunk_size, ready)
+    out, nonempty, sums = _add(queries, keys, sums, see.offset, form, chunk_size, ready)
     heads = (out.shape[0], layout.N)
     out = finish(
         problem,
         out.reshape(*heads, *out.shape[3:]),
-        spoiled_rows(problem),
-        sees.reshape(*heads, layout.T),
+        non_finite_rows(problem),
+        nonempty.reshape(*heads, layout.T),
     )
     return out, _state(problem, sums, index)
 
@@ -331,10 +331,10 @@ def _add(
     before, beside, after = aligned(keys, T, offset)
     sums = absorb_in_order(sums, before, size, ready)
     if form == "recurrent":
-        out, sees, sums = steps(ready.query(queries), ready.keys(beside), sums)
+        out, nonempty, sums = steps(ready.query(queries), ready.keys(beside), sums)
     else:
-        out, sees, sums = chunks(queries, beside, sums, size, ready)
-    return out, sees, absorb_in_order(sums, after, size, ready)
+        out, nonempty, sums = chunks(queries, beside, sums, size, ready)
+    return out, nonempty, absorb_in_order(sums, after, size, ready)
 
 
 def _sums(problem: Problem, features: Any, state: LinearState | None) -> Sums:

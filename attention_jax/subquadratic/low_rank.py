@@ -14,10 +14,10 @@ from attention_jax.subquadratic.problem import (
     NEVER,
     Problem,
     canonical,
+    empty_output,
     finish,
-    nothing,
+    non_finite_rows,
     over_groups,
-    spoiled_rows,
 )
 from attention_jax.subquadratic.visibility import mask_object
 
@@ -83,7 +83,7 @@ def _run(
     query: Any, key: Any, value: Any, down_key: Any, down_value: Any, mask: Any, scale: Any
 ) -> Array:
     problem = canonical("low_rank_attention", query, key, value, mask)
-    refuse_order("low_rank_attention", problem)
+    reject_causal_order("low_rank_attention", problem)
     layout = problem.layout
     sizes = (-1, layout.S)
     down_key = projection("key_projection", down_key, "M, S", sizes, layout.K)
@@ -93,7 +93,7 @@ def _run(
             f"key_projection has {down_key.shape[1]} rows and value_projection "
             f"{down_value.shape[1]}: they must match (M)"
         )
-    empty = nothing(problem)
+    empty = empty_output(problem)
     if empty is not None:
         return empty
     down_key, down_value = (
@@ -103,15 +103,15 @@ def _run(
         for x in (down_key, down_value)
     )
     keys, since = problem.key, jnp.zeros((1, 1, down_key.shape[1]), jnp.int32)
-    if problem.seen is not None:
-        keys = jnp.where(problem.seen[..., None], keys, 0)
-        since = jnp.where(_entered(down_key, problem.seen, problem.kv_heads), 0, NEVER)
+    if problem.key_mask is not None:
+        keys = jnp.where(problem.key_mask[..., None], keys, 0)
+        since = jnp.where(_entered(down_key, problem.key_mask, problem.kv_heads), 0, NEVER)
     few_keys = project(down_key, keys)
     few_values = project(down_value, problem.value)
-    out, sees = attend_to_few(
+    out, nonempty = attend_to_few(
         scaled(problem.query, scale), few_keys, few_values, since, jnp.zeros_like(problem.reach)
     )
-    return finish(problem, out, spoiled_rows(problem), sees)
+    return finish(problem, out, non_finite_rows(problem), nonempty)
 
 
 def _entered(down: Array, seen: Array, kv_heads: int) -> Array:
@@ -130,9 +130,9 @@ def project(down: Array, x: Array) -> Array:
     return jnp.einsum("kms,bksh->bkmh", down, x)
 
 
-def refuse_order(name: str, problem: Problem) -> None:
+def reject_causal_order(name: str, problem: Problem) -> None:
     """Raises ValueError if the mask includes causal order."""
-    if problem.see.offset is not None:
+    if problem.mask.offset is not None:
         raise ValueError(
             f"{name} does not support causal order: it mixes keys of all positions; use "
             "memory_compressed_attention, linear_attention or attend"

@@ -22,8 +22,8 @@ from attention_jax.subquadratic.problem import (
     Problem,
     Weighed,
     canonical,
+    empty_output,
     finish,
-    nothing,
     weigh,
 )
 from attention_jax.subquadratic.visibility import mask_object
@@ -151,7 +151,7 @@ def _run(
         )
     value = jnp.repeat(jnp.asarray(value), shared, axis=-2)
     problem = canonical("lsh_attention", query, query, value, mask)
-    empty = nothing(problem)
+    empty = empty_output(problem)
     if empty is not None:
         return empty
     T = problem.layout.T
@@ -166,14 +166,15 @@ def _run(
         return _round(problem, order, orders, window)
 
     each = jax.lax.map(jax.checkpoint(one), orders) if num_rounds > 1 else one_of(one, orders)
-    outs, lses, loud = each
+    outs, lses, non_finite = each  # [R, B, N, T, ...]
     others, shares = log_sum_exp(lses, None, axis=0)
     out = jnp.sum(jnp.where((shares > 0)[..., None], shares[..., None] * outs, 0), axis=0)
     alone = others == -jnp.inf
     own_visible = _own_key_visible(problem)
     out = jnp.where((alone & own_visible)[..., None], problem.value, out)
-    spoiled = jnp.any(loud, axis=0) | ((alone & own_visible)[..., None] & problem.bad_value)
-    return finish(problem, out, spoiled, ~alone | own_visible)
+    non_finite = jnp.any(non_finite, axis=0)
+    non_finite |= (alone & own_visible)[..., None] & problem.bad_value
+    return finish(problem, out, non_finite, ~alone | own_visible)
 
 
 def one_of(function: Any, tree: Any) -> Any:
@@ -187,7 +188,7 @@ def _own_key_visible(problem: Problem) -> Array:
     index = jnp.arange(problem.layout.T, dtype=jnp.int32)
     own = (problem.reach >= index)[None, None]
     own = jnp.broadcast_to(own, problem.query.shape[:3])
-    return own if problem.seen is None else own & problem.seen
+    return own if problem.key_mask is None else own & problem.key_mask
 
 
 def _orders(
@@ -207,11 +208,13 @@ def _orders(
             bucket = bucket * size + nearest[..., 0] + jnp.where(ahead, 0, size // 2)
             first += size // 2
     kind = 2 * bucket
-    if problem.seen is not None:
+    if problem.key_mask is not None:
         # Fully masked tokens sort last, so their contents do not change the order of the others.
-        asks = ~problem.bad_query if problem.asks is None else ~problem.bad_query & problem.asks
-        kind = kind + jnp.where(problem.seen, 0, 1)[None]
-        kind = jnp.where(problem.seen | asks, kind, 2 * math.prod(num_buckets))
+        queries = ~problem.bad_query
+        if problem.query_mask is not None:
+            queries = queries & problem.query_mask
+        kind = kind + jnp.where(problem.key_mask, 0, 1)[None]
+        kind = jnp.where(problem.key_mask | queries, kind, 2 * math.prod(num_buckets))
     token = _sorted(kind, 2 * math.prod(num_buckets) + 1)
     rank = _sorted(token, T)
     return Order(bucket, token, rank)
@@ -235,7 +238,7 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
     T = problem.layout.T
     chunks = -(-T // window)
     # In causal order the next chunk only holds masked keys or other buckets.
-    behind = chunks > 1 and (problem.see.offset is None or problem.see.offset > 0)
+    behind = chunks > 1 and (problem.mask.offset is None or problem.mask.offset > 0)
     shape = order.rank.shape
 
     def sort(x: Array) -> Array:
@@ -243,8 +246,8 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
         return _chunk(_at(x, order.token), window, chunks) if chunks > 1 else x[None]
 
     seen = jnp.ones(shape, bool)
-    if problem.seen is not None:
-        seen = jnp.broadcast_to(problem.seen, shape)
+    if problem.key_mask is not None:
+        seen = jnp.broadcast_to(problem.key_mask, shape)
     tokens = {
         "index": sort(jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), shape)),
         "own": sort(jnp.stack([order.bucket, order.rank], axis=-1)),
@@ -253,7 +256,7 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
         per_round = jnp.stack([orders.bucket, orders.rank], axis=-1)
         tokens["rounds"] = sort(jnp.moveaxis(per_round, 0, -2))
     bad = problem.bad_value | problem.bad_key[..., None]
-    spoil = jnp.any(bad)
+    any_bad = jnp.any(bad)
     # Non-finite values are marked as NaN, which `chunk` replaces before the product.
     values = jnp.where(bad, jnp.nan, problem.value)
     keys = {**tokens, "seen": sort(seen), "key": sort(problem.key), "value": sort(values)}
@@ -271,9 +274,9 @@ def _round(problem: Problem, order: Order, orders: Order, window: int) -> Weighe
             logits = logits - jnp.log(jnp.maximum(count, 1).astype(logits.dtype))
         t, s = query["index"][..., :, None], key["index"][..., None, :]
         visible &= key["seen"][..., None, :] & (t != s) & (s <= query["reach"][..., None])
-        lost = jnp.isnan(key["value"])
-        value = jnp.where(lost, 0, key["value"])
-        return near[1:], weigh(logits, visible, value, lost, spoil)
+        bad = jnp.isnan(key["value"])
+        value = jnp.where(bad, 0, key["value"])
+        return near[1:], weigh(logits, visible, value, bad, any_bad)
 
     first = jax.tree.map(lambda x: x[0], keys)
     blank = jax.tree.map(jnp.zeros_like, first)

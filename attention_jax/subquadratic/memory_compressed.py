@@ -15,10 +15,10 @@ from attention_jax.subquadratic.few import attend_to_few, projection, scaled
 from attention_jax.subquadratic.problem import (
     NEVER,
     canonical,
+    empty_output,
     finish,
-    nothing,
+    non_finite_rows,
     over_groups,
-    spoiled_rows,
 )
 from attention_jax.subquadratic.visibility import mask_object
 
@@ -101,29 +101,29 @@ def _run(
             letters, sizes = f"stride, {letter}, {letter}", (stride, size, size)
             kernel = projection(name, kernels[i], letters, sizes, layout.K)
             kernels[i] = over_groups(kernel[None], problem.kv_heads)[0]
-    empty = nothing(problem)
+    empty = empty_output(problem)
     if empty is not None:
         return empty
-    seen = problem.seen
+    seen = problem.key_mask
     if seen is None:
         seen = jnp.ones((1, 1, layout.S), bool)
     members = _runs(seen, stride, axis=2)
     index = np.arange(members.shape[2] * stride, dtype=np.int32).reshape(1, 1, -1, stride)
     last = jnp.max(jnp.where(members, index, -1), axis=-1)
     few_since = jnp.where(last < 0, NEVER, last)
-    if problem.see.offset is None:
+    if problem.mask.offset is None:
         few_since = jnp.where(last < 0, NEVER, 0)
     few_keys, few_values = (
         _compress(jnp.where(seen[..., None], x, 0), members, kernel, stride)
         for x, kernel in zip((problem.key, problem.value), kernels, strict=True)
     )
     queries = scaled(problem.query, scale)
-    out, sees = attend_to_few(queries, few_keys, few_values, few_since, problem.reach)
+    out, nonempty = attend_to_few(queries, few_keys, few_values, few_since, problem.reach)
     if key_kernel is not None:  # the convolution mixes channels
         any_bad = jnp.any(problem.bad_value, axis=-1, keepdims=True)
         problem = problem._replace(bad_value=jnp.broadcast_to(any_bad, problem.bad_value.shape))
     since = jnp.repeat(few_since, stride, axis=2)[:, :, : layout.S]
-    return finish(problem, out, spoiled_rows(problem, since), sees)
+    return finish(problem, out, non_finite_rows(problem, since), nonempty)
 
 
 def _runs(x: Array, stride: int, axis: int) -> Array:

@@ -1,4 +1,4 @@
-"""Nyström attention: softmax through a few landmarks among the queries and the keys."""
+"""Nyström attention: softmax attention approximated through landmarks."""
 
 import functools
 from typing import Any
@@ -13,14 +13,14 @@ from attention_jax._core.compiled import compiled
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.few import attend_to_few, scaled
-from attention_jax.subquadratic.low_rank import refuse_order
+from attention_jax.subquadratic.low_rank import reject_causal_order
 from attention_jax.subquadratic.problem import (
     NEVER,
     canonical,
+    empty_output,
     finish,
-    nothing,
+    non_finite_rows,
     over_groups,
-    spoiled_rows,
 )
 from attention_jax.subquadratic.visibility import mask_object
 
@@ -35,32 +35,32 @@ def nystrom_attention(
     mask: Mask | MaskLike | None = None,
     scale: Any = None,
 ) -> Float[Array, "*B T N V"]:
-    """Softmax attention approximated through M landmarks, O((T + S)·M).
+    """Nyström attention: softmax attention approximated through M landmarks, O((T + S)·M).
 
         out = softmax(q k̃ᵀ) · softmax(q̃ k̃ᵀ)⁺ · softmax(q̃ kᵀ) v
 
-    Landmarks q̃ and k̃ are means over M runs of equal length; ⁺ is the pseudo-inverse, found by
-    iterating.
+    The landmarks q̃ and k̃ are means over M runs of equal length; ⁺ is the pseudo-inverse, computed
+    iteratively.
 
     Args:
         query: `[*B, T, N, H]`, floating.
         key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
         value: `[*B, S, K, V]`.
-        num_landmarks: M, at least 1. Where there are no more than M queries and keys each is its
-            own landmark, and the result is softmax attention up to the pseudo-inverse's error.
-        iterations: of the pseudo-inverse, at least 1. Each multiplies four M × M matrices.
-        mask: padding, as in `low_rank_attention`. Runs are over the keys that are seen, and over
-            the queries that see; where T = S, a query whose own key is hidden is padding too and
-            is in no landmark.
-        scale: of the scores, a number, a scalar array or `[N]`; None is 1/√H.
+        num_landmarks: M, at least 1. With at most M queries and keys, each is its own landmark, and
+            the result is softmax attention up to the pseudo-inverse's error.
+        iterations: number of iterations of the pseudo-inverse, at least 1. Each multiplies four
+            M × M matrices.
+        mask: padding, as in `low_rank_attention`. Runs are over unmasked keys and unmasked queries;
+            if T = S, a query whose own key is masked is padding and excluded from the landmarks.
+        scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; a query that sees nothing gets 0.
+        `[*B, T, N, V]` with the query's dtype; 0 for empty rows.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, or a mask that is more than padding: a landmark holds
-            keys from everywhere, so causal order cannot be kept.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, or a mask other than padding: a landmark mixes keys of
+            all positions, so causal order is not possible.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,46 +85,46 @@ def _run(
     query: Any, key: Any, value: Any, mask: Any, scale: Any, num_landmarks: int, iterations: int
 ) -> Array:
     problem = canonical("nystrom_attention", query, key, value, mask)
-    refuse_order("nystrom_attention", problem)
+    reject_causal_order("nystrom_attention", problem)
     layout = problem.layout
-    empty = nothing(problem)
+    empty = empty_output(problem)
     if empty is not None:
         return empty
     heads = layout.N
     queries = scaled(problem.query, scale)
-    # A key that is not finite is seen by all: they are NaN in the end, whatever the landmarks are.
-    seen = problem.seen
+    # A non-finite key is visible to all queries: their outputs are NaN whatever the landmarks are.
+    seen = problem.key_mask
     if seen is None:
         seen = jnp.ones((1, 1, layout.S), bool)
-    few_queries, asked = landmarks(queries, problem.usable, min(num_landmarks, layout.T))
-    few_keys, filled = landmarks(problem.key, seen, min(num_landmarks, layout.S))
-    # Their values differ by query head, so each head needs its own copy, also of a single K.
+    few_queries, query_valid = landmarks(queries, problem.usable, min(num_landmarks, layout.T))
+    few_keys, key_valid = landmarks(problem.key, seen, min(num_landmarks, layout.S))
+    # Their values differ between query heads, so keys are repeated per head, also if K = 1.
     few_keys = jnp.repeat(few_keys, heads // few_keys.shape[1], axis=1)
-    filled = over_groups(filled, heads)
-    # Middle and right factor; a landmark that stands for nobody has a row and a column of zeros.
+    key_valid = over_groups(key_valid, heads)
+    # Middle and right factor; an empty landmark has a row and a column of zeros.
     logits = jnp.einsum("bnlh,bnmh->bnlm", few_queries, few_keys)
-    both = jnp.broadcast_to(asked[..., :, None] & filled[..., None, :], logits.shape)
+    both = jnp.broadcast_to(query_valid[..., :, None] & key_valid[..., None, :], logits.shape)
     middle = log_sum_exp(logits, both)[1]
     since = jnp.where(seen, 0, NEVER)
     zero = jnp.zeros(few_queries.shape[2], jnp.int32)
     right, _ = attend_to_few(few_queries, problem.key, problem.value, since, zero)
-    right = jnp.where(asked[..., None], right, 0)
+    right = jnp.where(query_valid[..., None], right, 0)
     values = jnp.matmul(pseudo_inverse(middle, iterations), right)
-    since = jnp.where(filled, 0, NEVER)
-    out, sees = attend_to_few(queries, few_keys, values, since, jnp.zeros_like(problem.reach))
-    return finish(problem, out, spoiled_rows(problem), sees)
+    since = jnp.where(key_valid, 0, NEVER)
+    out, nonempty = attend_to_few(queries, few_keys, values, since, jnp.zeros_like(problem.reach))
+    return finish(problem, out, non_finite_rows(problem), nonempty)
 
 
 def landmarks(x: Array, valid: Array, count: int) -> tuple[Array, Array]:
-    """Means over `count` runs of equal length of the valid rows.
+    """Landmarks: means over `count` runs of equal length of the valid rows.
 
     Args:
         x: `[B, N, T, H]`.
         valid: bool `[B or 1, 1 or N, T]`.
-        count: how many runs; where there are fewer valid rows, each is one, and the rest are empty.
+        count: number of runs; with fewer valid rows, each row is one run, and the rest are empty.
 
     Returns:
-        `[B, N, count, H]`, and bool `[B or 1, 1 or N, count]`, which runs have a member.
+        `[B, N, count, H]`, and bool `[B or 1, 1 or N, count]`, non-empty runs.
     """
     total = jnp.sum(valid, axis=-1, keepdims=True, dtype=jnp.int32)
     rank = jnp.cumsum(valid, axis=-1, dtype=jnp.int32) - 1
@@ -139,7 +139,7 @@ def landmarks(x: Array, valid: Array, count: int) -> tuple[Array, Array]:
 
 
 def pseudo_inverse(matrix: Array, iterations: int) -> Array:
-    """The pseudo-inverse of matrices `[..., L, M]` by an iteration of third order.
+    """The pseudo-inverse of matrices `[..., L, M]` by a third-order iteration.
 
     Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z))),   Z_0 = Aᵀ / (|A|_1 |A|_∞)
     """

@@ -1,8 +1,8 @@
-"""A call, brought into the one shape that every method here works on, and back.
+"""Conversion of a call to the canonical layout of all families, and back.
 
-What is hidden must not matter and what is seen must stay loud, NaN above all. So queries, keys and
-values that are not finite are replaced before any arithmetic, and the rows that see one of them are
-made NaN afterwards: no product, forward or backward, ever meets a NaN.
+Masked values must not affect the result, and visible non-finite ones must give NaN. Non-finite
+queries, keys and values are therefore replaced before any arithmetic, and the rows that see one of
+them are set to NaN afterwards: no product, forward or backward, contains a NaN.
 """
 
 from typing import Any, NamedTuple
@@ -18,44 +18,44 @@ from attention_jax._core.numerics import stats_dtype
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.visibility import Visibility, visibility
 
-# A position that no query reaches.
+# An index beyond the last visible key of every query.
 NEVER = np.int32(2**31 - 1)
 
 
 class Problem(NamedTuple):
-    """One call; batch axes joined into one, B, and heads in front of lengths.
+    """One call: batch axes merged into one, B, and heads before lengths.
 
     Attributes:
-        query: `[B, N, T, H]`, finite, in float32 at least; and so are key and value.
+        query: `[B, N, T, H]`, finite, float32 at least, like key and value.
         key: `[B, K, S, H]`.
-        value: `[B, K, S, V]`, 0 where the key is hidden.
-        seen: bool `[B, 1 or K, S]`, which keys may be seen; None is all.
-        asks: bool `[B, 1 or N, T]`, which queries may see; None is all.
-        reach: int32 `[T]`: query t sees keys up to this index.
-        bad_query: bool `[B, N, T]`, queries that were not finite.
-        bad_key: bool `[B, K, S]`, seen keys that were not finite.
-        bad_value: bool `[B, K, S, V]`, seen values that were not finite.
-        layout: the sizes as they were given; K may have become N (see `see.key`).
-        see: the mask, taken apart.
-        dtype: of the output.
+        value: `[B, K, S, V]`, 0 for masked keys.
+        key_mask: bool `[B, 1 or K, S]`, the mask of keys; None is all.
+        query_mask: bool `[B, 1 or N, T]`, the mask of queries; None is all.
+        reach: int32 `[T]`, the index of each query's last visible key.
+        bad_query: bool `[B, N, T]`, non-finite queries.
+        bad_key: bool `[B, K, S]`, unmasked non-finite keys.
+        bad_value: bool `[B, K, S, V]`, unmasked non-finite values.
+        layout: the sizes of the arguments; `key.shape[1]` may be N instead of K.
+        mask: the decomposed mask.
+        dtype: dtype of the output.
     """
 
     query: Array
     key: Array
     value: Array
-    seen: Array | None
-    asks: Array | None
+    key_mask: Array | None
+    query_mask: Array | None
     reach: Array
     bad_query: Array
     bad_key: Array
     bad_value: Array
     layout: Layout
-    see: Visibility
+    mask: Visibility
     dtype: Any
 
     @property
     def kv_heads(self) -> int:
-        """K; N where the mask tells query heads apart."""
+        """K, or N if the mask differs between the query heads of a group."""
         return self.key.shape[1]
 
     @property
@@ -65,31 +65,31 @@ class Problem(NamedTuple):
 
     @property
     def usable(self) -> Array:
-        """Queries that may stand for others in a summary, bool `[B, N, T]`.
+        """Queries that enter summaries such as landmarks and means, bool `[B, N, T]`.
 
-        A query that is not finite or may see nothing does not. Where T = S it is taken for the
-        query of the same token, and one whose key is hidden as padding stands for nobody either.
+        Non-finite and masked queries are excluded. If T = S, query t and key t are the same token,
+        and queries of masked keys are excluded as padding.
         """
         usable = ~self.bad_query
-        if self.asks is not None:
-            usable = usable & self.asks
-        if self.seen is not None and self.layout.T == self.layout.S:
-            usable = usable & over_groups(self.seen, self.layout.N)
+        if self.query_mask is not None:
+            usable = usable & self.query_mask
+        if self.key_mask is not None and self.layout.T == self.layout.S:
+            usable = usable & over_groups(self.key_mask, self.layout.N)
         return usable
 
 
 def canonical(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
-    """Checks the arguments of the public function `name`, and brings them into one shape.
+    """Checks the arguments of the public function `name`, and converts them to a `Problem`.
 
     Raises:
-        TypeError: a wrong kind of argument.
-        ValueError: sizes that do not fit, or a mask that the method cannot honour.
+        TypeError: an argument of the wrong type.
+        ValueError: sizes that do not match, or an unsupported mask.
     """
     problem = as_given(name, query, key, value, mask)
     good = usable_keys(problem)[..., None]
     value = jnp.where(problem.bad_value, 0, problem.value)
-    if problem.seen is not None:
-        value = jnp.where(problem.seen[..., None], value, 0)
+    if problem.key_mask is not None:
+        value = jnp.where(problem.key_mask[..., None], value, 0)
     return problem._replace(
         query=jnp.where(problem.bad_query[..., None], 1, problem.query),
         key=jnp.where(good, problem.key, 1),
@@ -98,10 +98,10 @@ def canonical(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem
 
 
 def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
-    """`canonical` without the cleaning: what is hidden or not finite is still in the arrays.
+    """`canonical` without replacing masked and non-finite entries.
 
-    For a method that walks along the sequence and can clean each part as it comes, which saves a
-    copy of everything.
+    For methods that scan over the sequence and replace them part by part, which saves a copy of all
+    arrays.
     """
     layout = check_inputs(query, key, value)
     if layout.H != layout.Hk:
@@ -115,7 +115,7 @@ def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
 
     queries, keys, values = heads_first(query), heads_first(key), heads_first(value)
     if see.key is not None and see.key.shape[1] > 1 and layout.group > 1:
-        # The mask tells the heads of a group apart, so they can no longer share their keys.
+        # The mask differs between the heads of a group, so they cannot share keys.
         keys, values = (jnp.repeat(x, layout.group, axis=1) for x in (keys, values))
     bad_query, bad_key = (~jnp.all(jnp.isfinite(x), axis=-1) for x in (queries, keys))
     bad_value = ~jnp.isfinite(values)
@@ -141,8 +141,8 @@ def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
 
 
 def usable_keys(problem: Problem) -> Array:
-    """Keys that are seen and finite, bool `[B, K, S]`."""
-    return ~problem.bad_key if problem.seen is None else ~problem.bad_key & problem.seen
+    """Keys that are unmasked and finite, bool `[B, K, S]`."""
+    return ~problem.bad_key if problem.key_mask is None else ~problem.bad_key & problem.key_mask
 
 
 def group(x: Array, kv_heads: int) -> Array:
@@ -151,16 +151,17 @@ def group(x: Array, kv_heads: int) -> Array:
 
 
 def over_groups(x: Array, num_heads: int) -> Array:
-    """`[B, 1 or K, ...]` as `[B, 1 or N, ...]`, each head as often as its group is large."""
+    """`[B, 1 or K, ...]` as `[B, 1 or N, ...]`, each head repeated N // K times."""
     return x if x.shape[1] == 1 else jnp.repeat(x, num_heads // x.shape[1], axis=1)
 
 
-def spoiled_rows(problem: Problem, since: Any = None) -> Array:
-    """Which outputs see a key or a value that is not finite, bool `[B, N, T, V]`.
+def non_finite_rows(problem: Problem, since: Any = None) -> Array:
+    """Outputs for which a non-finite key or value is visible, bool `[B, N, T, V]`.
 
     Args:
         problem: the call.
-        since: int32 `[B, 1 or K, S]`, the least reach that sees each key; by default its index.
+        since: int32 `[B, 1 or K, S]`, the smallest reach that includes each key; by default its
+            index.
     """
     if since is None:
         since = jnp.arange(problem.layout.S, dtype=jnp.int32)[None, None]
@@ -175,30 +176,30 @@ def spoiled_rows(problem: Problem, since: Any = None) -> Array:
         shape = (*bad.shape[:2], problem.layout.T, bad.shape[3])
         return vary_as(jnp.zeros(shape, bool), (bad, since, problem.reach))
 
-    # Seldom is anything bad, and asking is a tenth of finding out where.
+    # Non-finite inputs are rare, and testing for any costs a tenth of locating them.
     return over_groups(jax.lax.cond(jnp.any(bad), some, none), problem.layout.N)
 
 
-def finish(problem: Problem, out: Array, spoiled: Array, sees: Array) -> Array:
-    """From `[B, N, T, V]` to the public layout.
+def finish(problem: Problem, out: Array, non_finite: Array, nonempty: Array) -> Array:
+    """Sets NaN and empty rows, and converts `[B, N, T, V]` to the public layout.
 
     Args:
         problem: the call.
         out: `[B, N, T, V]`.
-        spoiled: bool `[B, N, T, V]`, what must be NaN.
-        sees: bool `[B, 1 or N, T]`, the queries that see something; others get 0.
+        non_finite: bool `[B, N, T, V]`, outputs set to NaN.
+        nonempty: bool `[B, 1 or N, T]`, non-empty rows; other rows are 0.
     """
     layout = problem.layout
-    if problem.asks is not None:
-        sees = sees & problem.asks
-    out = jnp.where(spoiled | problem.bad_query[..., None], jnp.nan, out)
-    out = jnp.where(sees[..., None], out, 0)
+    if problem.query_mask is not None:
+        nonempty = nonempty & problem.query_mask
+    out = jnp.where(non_finite | problem.bad_query[..., None], jnp.nan, out)
+    out = jnp.where(nonempty[..., None], out, 0)
     out = out.reshape(*layout.batch, layout.N, layout.T, layout.V)
     return jnp.swapaxes(out, -2, -3).astype(problem.dtype)
 
 
-def nothing(problem: Problem) -> Array | None:
-    """The output where there is no pair at all, or None where there is one."""
+def empty_output(problem: Problem) -> Array | None:
+    """The output if a size is 0, otherwise None."""
     layout = problem.layout
     if 0 not in (*layout.batch, layout.T, layout.S, layout.N):
         return None
@@ -206,37 +207,37 @@ def nothing(problem: Problem) -> Array | None:
 
 
 class Weighed(NamedTuple):
-    """What a short list of keys gives.
+    """The result of attention to a short list of keys.
 
     Attributes:
         out: `[..., t, V]`.
-        lse: `[..., t]`, the log-sum-exp of the logits; -inf where nothing is visible.
-        loud: bool `[..., t, V]`, outputs that see a value or key that is not finite.
+        lse: `[..., t]`, the log-sum-exp of the logits; -inf for empty rows.
+        non_finite: bool `[..., t, V]`, outputs for which a non-finite key or value is visible.
     """
 
     out: Array
     lse: Array
-    loud: Array
+    non_finite: Array
 
 
-def weigh(logits: Array, visible: Array, value: Array, bad: Array, spoil: Array) -> Weighed:
-    """Softmax over a short list of keys, and the values by it.
+def weigh(logits: Array, visible: Array, value: Array, bad: Array, any_bad: Array) -> Weighed:
+    """Softmax attention to a short list of keys.
 
     Args:
         logits: `[..., t, s]`.
         visible: bool, broadcastable to `[..., t, s]`.
         value: `[..., s, V]`.
-        bad: bool `[..., s, V]`, values that stand for one that is not finite.
-        spoil: bool scalar, whether there is any of them.
+        bad: bool `[..., s, V]`, entries that replace a non-finite key or value.
+        any_bad: bool scalar, whether there are any.
     """
     visible = jnp.broadcast_to(visible, logits.shape)
     lse, weights = log_sum_exp(logits, visible)
     out = jnp.matmul(weights, value)
 
-    def loud() -> Array:
+    def non_finite() -> Array:
         return jnp.matmul(visible.astype(out.dtype), bad.astype(out.dtype)) > 0
 
-    def quiet() -> Array:
+    def none() -> Array:
         return vary_as(jnp.zeros(out.shape, bool), (out, visible, bad))
 
-    return Weighed(out, lse, jax.lax.cond(spoil, loud, quiet))
+    return Weighed(out, lse, jax.lax.cond(any_bad, non_finite, none))

@@ -17,9 +17,9 @@ from attention_jax.subquadratic.problem import (
     Problem,
     Weighed,
     canonical,
+    empty_output,
     finish,
     group,
-    nothing,
     over_groups,
     weigh,
 )
@@ -89,11 +89,11 @@ def _run(
     query: Any, key: Any, value: Any, mask: Any, scale: Any, block_size: int, num_blocks: int
 ) -> Array:
     problem = canonical("routed_attention", query, key, value, mask)
-    empty = nothing(problem)
+    empty = empty_output(problem)
     if empty is not None:
         return empty
     T, S = problem.layout.T, problem.layout.S
-    offset = problem.see.offset
+    offset = problem.mask.offset
     # Blocks of keys are aligned with blocks of queries, so each query block lies in one of them.
     front = 0 if offset is None else -offset % block_size
     B, K = problem.key.shape[:2]
@@ -104,7 +104,7 @@ def _run(
         x = jnp.pad(x, widths)
         return x.reshape(*x.shape[:2], -1, block_size, *x.shape[3:])
 
-    seen = jnp.ones((1, 1, S), bool) if problem.seen is None else problem.seen
+    seen = jnp.ones((1, 1, S), bool) if problem.key_mask is None else problem.key_mask
     seen = blocks(jnp.broadcast_to(seen, (B, K, S)), front)
     bad = problem.bad_value | problem.bad_key[..., None]
     # Non-finite values are marked as NaN, which `block` replaces before the product.
@@ -127,14 +127,14 @@ def _run(
     index = jnp.moveaxis(index.reshape(*index.shape[:3], -1), 2, 0)
     valid = jnp.moveaxis(jnp.repeat(valid, block_size, axis=-1), 2, 0)
     reach = jnp.pad(problem.reach, (0, -T % block_size)).reshape(nT, 1, 1, block_size, 1)
-    spoil = jnp.any(bad)
+    any_bad = jnp.any(bad)
 
     def block(parts: Any) -> Weighed:
         query, key, value, seen, index, reach = parts
         logits = jnp.einsum("bnth,bnsh->bnts", query, key)
         visible = seen[..., None, :] & (index[..., None, :] <= reach)
-        lost = jnp.isnan(value)
-        return weigh(logits, visible, jnp.where(lost, 0, value), lost, spoil)
+        bad = jnp.isnan(value)
+        return weigh(logits, visible, jnp.where(bad, 0, value), bad, any_bad)
 
     parts = (jnp.moveaxis(queries, 2, 0), gather(keys), gather(values))
     parts = (*parts, gather(seen) & valid, index, reach)
@@ -142,8 +142,8 @@ def _run(
     def whole(x: Array) -> Array:
         return jnp.moveaxis(x, 0, 2).reshape(*queries.shape[:2], -1, *x.shape[4:])[:, :, :T]
 
-    out, lse, loud = jax.tree.map(whole, jax.lax.map(jax.checkpoint(block), parts))
-    return finish(problem, out, loud, lse != -jnp.inf)
+    out, lse, non_finite = jax.tree.map(whole, jax.lax.map(jax.checkpoint(block), parts))
+    return finish(problem, out, non_finite, lse != -jnp.inf)
 
 
 def select_blocks(
@@ -166,7 +166,7 @@ def select_blocks(
     nT, nS = queries.shape[2], keys.shape[2]
     usable = jnp.pad(problem.usable, ((0, 0), (0, 0), (0, -problem.layout.T % size)))
     usable = usable.reshape(*queries.shape[:4])
-    offset = problem.see.offset
+    offset = problem.mask.offset
     if offset is not None:
         usable = usable & (jnp.arange(size) == 0).reshape(1, 1, 1, size)
     N = problem.layout.N

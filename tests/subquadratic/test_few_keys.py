@@ -50,7 +50,7 @@ def test_one_landmark_per_token_equals_softmax_attention():
     options = {"num_landmarks": 20, "iterations": 20, "scale": 3, "mask": PADDING}
     out = sq.nystrom_attention(x, key, VALUE, **options)
     want = oracles.dense(x, key, VALUE, PAIRS, 3)
-    for b, length in enumerate(LENGTHS):  # what is padding asks as well, but is no landmark
+    for b, length in enumerate(LENGTHS):  # padded queries are in no landmark
         got = out[b, :length, ::2]
         np.testing.assert_allclose(got, want[b, :length, ::2], atol=2e-3)
 
@@ -87,8 +87,8 @@ def test_a_strided_convolution_with_padding_and_order():
     allowed = PAIRS & np.tri(T, S, dtype=bool)
     want = oracles.memory_compressed(QUERY, KEY, VALUE, SEEN, allowed, 3, kernels)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5)
-    spoiled = [np.where(SEEN[..., None, None], x, np.nan) for x in (KEY, VALUE)]
-    for one, other in zip(jax.tree.leaves(run(QUERY, *spoiled)), [out, *grads], strict=True):
+    with_nan = [np.where(SEEN[..., None, None], x, np.nan) for x in (KEY, VALUE)]
+    for one, other in zip(jax.tree.leaves(run(QUERY, *with_nan)), [out, *grads], strict=True):
         np.testing.assert_array_equal(one, other)
     # One kernel per head, all equal.
     each = [np.stack([w] * K) for w in kernels]

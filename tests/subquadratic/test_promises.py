@@ -132,16 +132,16 @@ def test_values_with_padding_and_masked_non_finite_values(family):
     d_out = normals(B, T, N, V) * real  # what is padding has no part in a loss
     out, grads = run(d_out, QUERY, KEY, VALUE)
     np.testing.assert_allclose(out, want, rtol=2e-4, atol=2e-5)
-    assert not np.asarray(out)[2].any()  # nothing to see
+    assert not np.asarray(out)[2].any()  # an empty row
     for grad, x in zip(grads, (QUERY, KEY, VALUE), strict=True):
         assert np.isfinite(grad).all()
         assert not np.asarray(grad)[2].any()
         assert np.asarray(grad)[0].any() or (name == "lsh" and x is KEY)
     # NaN and infinity in masked entries: bitwise equal results.
     hidden = ~SEEN[..., None, None]
-    spoiled = [np.where(hidden, bad, x) for bad, x in ((np.nan, KEY), (np.inf, VALUE))]
+    with_nan = [np.where(hidden, bad, x) for bad, x in ((np.nan, KEY), (np.inf, VALUE))]
     query = np.where(hidden, np.nan, QUERY) if name == "lsh" else QUERY
-    again, again_grads = run(d_out, query, *spoiled)
+    again, again_grads = run(d_out, query, *with_nan)
     np.testing.assert_array_equal(np.where(real, again, 0), np.where(real, out, 0))
     for grad, other in zip(grads, again_grads, strict=True):
         np.testing.assert_array_equal(other, grad)
