@@ -129,7 +129,7 @@ def test_values_with_padding_and_masked_non_finite_values(family):
     name, run, oracle, allowed = family
     want = oracle(QUERY, KEY, VALUE, allowed)
     real = np.where(SEEN[..., None, None], np.float32(1), 0)
-    d_out = normals(B, T, N, V) * real  # what is padding has no part in a loss
+    d_out = normals(B, T, N, V) * real  # padding is not part of the loss
     out, grads = run(d_out, QUERY, KEY, VALUE)
     np.testing.assert_allclose(out, want, rtol=2e-4, atol=2e-5)
     assert not np.asarray(out)[2].any()  # an empty row
