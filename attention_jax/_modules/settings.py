@@ -13,6 +13,7 @@ from attention_jax.plan import check_names
 _FLAGS = (
     *("deterministic", "decode", "use_bias", "normalize_qk", "broadcast_dropout", "fused_qkv"),
     *("self_loops", "scan_layers", "tie_output", "share_embedding", "keep_rngs"),
+    "force_fp32_for_softmax",
 )
 _RATES = ("dropout_rate", "attention_dropout_rate")
 _WITH_BLOCKS = ("blockwise", "flash")

@@ -18,7 +18,7 @@ import numpy as np
 from attention_jax import masks
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating, check_inputs
-from attention_jax._core.numerics import is_concrete, promote
+from attention_jax._core.numerics import is_concrete, promote, widen
 from attention_jax._core.term import ArrayBias, Term, check_pairs
 from attention_jax._modules import recipes
 from attention_jax._modules.arguments import (
@@ -72,6 +72,7 @@ class AttentionFn:
         dtype: Any,
         precision: Any,
         is_causal: bool,
+        force_fp32_for_softmax: bool,
         sow: Callable[[Array], Any] | None,
     ) -> Array:
         """One call of the engine.
@@ -89,6 +90,8 @@ class AttentionFn:
             dtype: Dtype of inputs and output; None is the inputs' common one.
             precision: As in `jax.lax.Precision`.
             is_causal: Whether query t attends to keys 0..t only, besides the mask.
+            force_fp32_for_softmax: Whether sown weights are float32 at least, not of the common
+                dtype. The softmax is in any case.
             sow: Receives the weights, before dropout; None forms no weights.
         """
         arrays = {"query": query, "key": key, "value": value}
@@ -114,7 +117,8 @@ class AttentionFn:
             "precision": _one_precision(precision),
         }
         if sow is not None:
-            sow(_loud(attention_weights(query, key, **told), valid))
+            wide = widen(query) if force_fp32_for_softmax else query
+            sow(_loud(attention_weights(wide, key, **told), valid))
         dropout = {}
         if not deterministic and dropout_rate:
             if dropout_rng is None:

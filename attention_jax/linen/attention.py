@@ -70,6 +70,8 @@ class MultiHeadAttention(ProjectedAttention):
         fused_qkv: Whether self-attention makes queries, keys and values in one matrix product. The
             parameters are the same, and so are the numbers. Projections that were replaced, as by
             an adapter or a quantised layer, are called one by one.
+        force_fp32_for_softmax: Whether weights, sown or returned, are float32 at least, not of the
+            queries' dtype. The softmax is in any case.
         dtype: Dtype of the computation; None follows the inputs and the parameters.
         param_dtype: Dtype of the parameters.
         dropout_rate: Probability that a weight is dropped in training, in [0, 1).

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import is_concrete
+from attention_jax._core.numerics import is_concrete, widen
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import (
     AnyBias,
@@ -38,6 +38,8 @@ class AttentionLayer(nn.Module, kw_only=True):
     mask: AnyMask = None
     implementation: str | tuple[str, ...] | None = None
     block_size: int | tuple[int, int] | None = None
+
+    force_fp32_for_softmax = False  # a setting of multi-head attention
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -129,7 +131,7 @@ class AttentionLayer(nn.Module, kw_only=True):
         """The weights that a call of the engine would use, before dropout."""
         score, mask = self._seen(score, mask, count)
         return attention_weights(
-            query,
+            widen(query) if self.force_fp32_for_softmax else query,
             key,
             score=score,
             mask=mask,

@@ -51,6 +51,7 @@ class ProjectedAttention(CachedAttention):
     positions: AnyPositions = None
     value_features: int | None = None
     fused_qkv: bool = False
+    force_fp32_for_softmax: bool = False
 
     def __post_init__(self) -> None:
         check_count("num_heads", self.num_heads, 1)

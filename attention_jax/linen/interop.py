@@ -42,7 +42,6 @@ class AttentionFn(interop.AttentionFn):
         Args:
             module: A `flax.linen.Module` into which the weights, before dropout, are sown as
                 "attention_weights"; that takes O(T·S) memory.
-            force_fp32_for_softmax: The softmax is in float32 at least in any case.
             einsum_dot_general: Refused: there is no einsum whose product it could replace.
             qk_attn_weights_einsum: Refused, as above.
             attn_weights_value_einsum: Refused, as above.
@@ -53,7 +52,6 @@ class AttentionFn(interop.AttentionFn):
         Raises:
             NotImplementedError: If an einsum is to be replaced.
         """
-        del force_fp32_for_softmax  # always so
         for name, einsum in (
             ("einsum_dot_general", einsum_dot_general),
             ("qk_attn_weights_einsum", qk_attn_weights_einsum),
@@ -80,6 +78,7 @@ class AttentionFn(interop.AttentionFn):
             dtype=dtype,
             precision=precision,
             is_causal=is_causal,
+            force_fp32_for_softmax=force_fp32_for_softmax,
             sow=sow,
         )
 

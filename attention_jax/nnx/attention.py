@@ -81,6 +81,8 @@ class MultiHeadAttention(ProjectedAttention):
             an adapter or a quantised layer, are called one by one.
         decode: Whether calls bring the next tokens only, and keys and values are kept in the layer,
             as in Flax; `init_cache` makes room. See `with_cache` for state in, state out.
+        force_fp32_for_softmax: Whether weights, sown or returned, are float32 at least, not of the
+            queries' dtype. The softmax is in any case.
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
         rngs: Streams for the parameters and, with a rate, "dropout".
@@ -142,6 +144,7 @@ class MultiHeadAttention(ProjectedAttention):
         value_features: int | None = None,
         fused_qkv: bool = False,
         decode: bool | None = None,
+        force_fp32_for_softmax: bool = False,
         implementation: str | tuple[str, ...] | None = None,
         block_size: int | tuple[int, int] | None = None,
         rngs: nnx.Rngs,
@@ -166,7 +169,9 @@ class MultiHeadAttention(ProjectedAttention):
             normalize_qk=normalize_qk,
             fused_qkv=fused_qkv,
             decode=decode,
+            force_fp32_for_softmax=force_fp32_for_softmax,
         )
+        self.force_fp32_for_softmax = force_fp32_for_softmax
         self.num_heads = num_heads
         self.in_features = check_count("in_features", in_features, 1)
         self.qkv_features = in_features if qkv_features is None else qkv_features

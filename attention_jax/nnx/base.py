@@ -5,7 +5,7 @@ from typing import Any
 from flax import nnx
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import is_concrete
+from attention_jax._core.numerics import is_concrete, widen
 from attention_jax._core.observe import owned_by
 from attention_jax._modules.arguments import (
     AnyBias,
@@ -32,6 +32,8 @@ class AttentionLayer(nnx.Module):
 
     score: ScoreParameters
     positions: PositionParameters | None = None
+
+    force_fp32_for_softmax = False  # a setting of multi-head attention
 
     def _settle(
         self,
@@ -148,7 +150,7 @@ class AttentionLayer(nnx.Module):
         """The weights that a call of the engine would use, before dropout."""
         score, mask = self._seen(mask, count)
         return attention_weights(
-            query,
+            widen(query) if self.force_fp32_for_softmax else query,
             key,
             score=score,
             mask=mask,

@@ -34,6 +34,7 @@ class AttentionFn(interop.AttentionFn):
         module: Any = None,
         promote_dtype: Any = dtypes.promote_dtype,
         is_causal: bool = False,
+        force_fp32_for_softmax: bool = False,
     ) -> Float[Array, "*B T N V"]:
         """The attention, called as `flax.nnx.dot_product_attention`.
 
@@ -64,6 +65,7 @@ class AttentionFn(interop.AttentionFn):
             dtype=dtype,
             precision=precision,
             is_causal=is_causal,
+            force_fp32_for_softmax=force_fp32_for_softmax,
             sow=sow,
         )
 
