@@ -14,11 +14,12 @@ from jaxtyping import Float
 from attention_jax._core.axes import AnyArray, Array, BiasLike, KeyPositions, QueryPositions
 from attention_jax._core.checks import as_array, check_floating, check_inputs
 from attention_jax._core.compiled import compiled
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, stats_dtype, widen
 from attention_jax._core.term import Term
 from attention_jax._modules.arguments import AnyMask
-from attention_jax.attend import make_request
+from attention_jax.attend import attend, make_request
 from attention_jax.distillation.head_divergence import Facts, divergence_of_head
 from attention_jax.distillation.pairing import pair_up, shares
 from attention_jax.distillation.terms import check_kind, log_of, terms
@@ -33,7 +34,16 @@ QueryAndKey = Annotated[Any, "([*B, T, N, H], [*B, S, K, H]), or AttentionInputs
 AnyBias = Term | BiasLike | None
 
 
-def attention_divergence(
+@arguments_of(
+    attend,
+    teacher_score="score",
+    student_score="score",
+    teacher_mask="mask",
+    student_mask="mask",
+    teacher_bias="bias",
+    student_bias="bias",
+)
+def attention_divergence(  # noqa: D417
     teacher: QueryAndKey,
     student: QueryAndKey,
     *,
@@ -51,53 +61,44 @@ def attention_divergence(
     block_size: int | tuple[int, int] | None = None,
     precision: Any = None,
 ) -> Float[Array, "*B N T"]:
-    """How far each row of the student's attention is from the teacher's, in nats.
+    """Divergence of the student's attention weights from the teacher's, for each row, in nats.
 
         kl              Σ_s p ln(p / q)         p the teacher's weights, q the student's
         reverse_kl      Σ_s q ln(q / p)
         cross_entropy   -Σ_s p ln q
         js              Jensen-Shannon: half the kl of p and half that of q, to their mean
 
-    Neither map is built, forward or backward: memory is O(T + S). Teacher and student share batch
-    and lengths; scores, masks, depths and heads may differ.
+    Memory is O(T + S), forward and backward. Teacher and student have the same batch axes and
+    lengths; scores, masks, depths and heads may differ.
 
-    A term is 0 where the weight in front is 0. A row that sees nothing, on either side, has no
-    weights to compare: it is 0, and gives no gradient. Probabilities too small for their dtype
-    count as they are. That leaves one way for a row to be infinite: it sees keys, and none of
-    its weight may go where the other's does, since one mask hides what the other shows. There
-    kl and cross_entropy (the student's mask hides what the teacher sees) and reverse_kl (the
-    other way round) are +inf, never NaN, and js is at most ln 2. Gradients are finite throughout,
-    for infinite rows too.
+    A term is 0 if its factor is 0. Rows that are empty for the teacher or the student are 0 and
+    have no gradient. kl and cross_entropy are +inf for a row if the student masks a key to which
+    the teacher gives weight, reverse_kl in the opposite case; js is at most ln 2. Probabilities
+    that underflow are compared by their logarithms. Gradients are finite, also for infinite rows.
 
     Args:
-        teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, M heads; or its
-            `AttentionInputs`, as `diagnostics.attention_inputs` returns them, with their own score,
-            mask, bias and positions.
-        student: the same of the student, N heads.
-        teacher_score: as `score` in `attend`; and so are the others.
-        student_score: as `score` in `attend`.
-        teacher_mask: as `mask` in `attend`.
-        student_mask: as `mask` in `attend`.
-        teacher_bias: as `bias` in `attend`.
-        student_bias: as `bias` in `attend`.
+        teacher: `(query [*B, T, M, H], key [*B, S, K, H])` of the teacher, with M heads; or
+            `AttentionInputs` from `diagnostics.attention_inputs`, which include score, mask, bias
+            and positions.
+        student: the same for the student, with N heads.
         query_positions: ints `[T]` or `[*B, T]`, for every pair (query, key).
         key_positions: ints `[S]` or `[*B, S]`, likewise.
         kind: "kl", "reverse_kl", "js" or "cross_entropy".
-        head_map: weights `[N, M]`, each row summing to 1: the student's head n learns from
-            `Σ_m head_map[n, m] p_m`. It may be learned (as a softmax, say) and gets its gradient.
-            By default head n learns from head n; where M is a multiple of N from the mean of M / N
-            neighbouring heads; where N is a multiple of M, N / M heads learn from one.
-        teacher_gradient: whether the teacher gets gradients too.
-        block_size: an int or a pair (query, key); by default what suits the device.
-        precision: of the matrix products, as in `attend`.
+        head_map: weights `[N, M]` with rows that sum to 1: the target of head n is
+            `Σ_m head_map[n, m] p_m`. Differentiable, so that it can be learned, as a softmax. By
+            default the target of head n is head n; if M is a multiple of N, the mean of M / N
+            adjacent heads; if N is a multiple of M, N / M heads share a target.
+        teacher_gradient: whether to differentiate with respect to the teacher.
+        block_size: size of a block, an int or a pair (query, key); chosen by default.
 
     Returns:
-        `[*B, N, T]`, one row for each of the student's heads; float32, float64 for float64.
+        `[*B, N, T]`, a row for each student head; float32, float64 for float64.
 
     Raises:
         TypeError: as in `attend`.
-        ValueError: shapes that do not fit, heads that are no multiples of one another without a
-            `head_map`, an unknown kind; a score, mask, bias or positions beside `AttentionInputs`.
+        ValueError: shapes that do not match, numbers of heads of which neither is a multiple of the
+            other without a `head_map`, an unknown kind; a score, mask, bias or positions beside
+            `AttentionInputs`.
 
     Example:
         >>> import jax
@@ -125,18 +126,18 @@ def attention_divergence(
         query, key, options = _inputs(name, given, own, positions)
         options |= {"block_size": block_size, "precision": precision}
         requests.append(_request(name, query, key, options))
-    its, own = (request.layout for request in requests)
-    if (its.batch, its.T, its.S) != (own.batch, own.T, own.S):
+    theirs, ours = (request.layout for request in requests)
+    if (theirs.batch, theirs.T, theirs.S) != (ours.batch, ours.T, ours.S):
         raise ValueError(
             "teacher and student must share batch axes and lengths: the teacher has [*B, T, S] = "
-            f"{[*its.batch, its.T, its.S]}, the student {[*own.batch, own.T, own.S]}"
+            f"{[*theirs.batch, theirs.T, theirs.S]}, the student {[*ours.batch, ours.T, ours.S]}"
         )
-    heads, share = shares(head_map, own.N, its.N)
+    heads, share = shares(head_map, ours.N, theirs.N)
     if not teacher_gradient:
         requests[0] = jax.lax.stop_gradient(requests[0])
-    if 0 in (*own.batch, own.T, own.S, own.N):
+    if 0 in (*ours.batch, ours.T, ours.S, ours.N):
         dtype = stats_dtype(*(x.dtype for r in requests for x in (r.query, r.key)))
-        return jnp.zeros((*own.batch, own.N, own.T), dtype)
+        return jnp.zeros((*ours.batch, ours.N, ours.T), dtype)
     return _divergence(requests[0], requests[1], share, tuple(map(tuple, heads.tolist())), kind)
 
 
@@ -167,13 +168,13 @@ def _inputs(
     return given[0], given[1], options
 
 
-def _request(who: str, query: Any, key: Any, options: dict[str, Any]) -> Request:
+def _request(name: str, query: Any, key: Any, options: dict[str, Any]) -> Request:
     try:
         check_inputs(query, key)
         value = np.zeros((*key.shape[:-1], 0), np.float32)
         return make_request(query, key, value, **options)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"the {who}: {error}") from None
+        raise type(error)(f"the {name}: {error}") from None
 
 
 @functools.partial(compiled, static=(3, 4))
