@@ -5,19 +5,15 @@ line on standard error), 130 stopped by Ctrl-C or SIGTERM (finished work is kept
 on with it).
 """
 
-import contextlib
-import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import tyro
+from experiments.core import stop  # all else is imported when signals are handled
 
-from experiments.arguments import check_arguments
-from experiments.errors import UsageError
-from experiments.options import StudyOptions
-from experiments.runs import taken_up
-from experiments.studies import STUDIES
+if TYPE_CHECKING:
+    from experiments.core.settings import StudyOptions
 
 PROGRAM = "python -m experiments"
 DEFAULT_STUDY = "compare"
@@ -29,29 +25,62 @@ runs. {PROGRAM} STUDY --help tells what a study asks, and its options."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study that ``arguments`` ask for and return the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments.insert(0, DEFAULT_STUDY)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        options = parse(arguments)
-        options = taken_up(options) if options.resume else options.resolved()
-        options.run()
-    except UsageError as error:
-        return _refuse(error)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    from experiments.core import files, run
+    from experiments.errors import UsageError
+
+    with stop.signals():
+        run.forget()
+        try:
+            _main(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()
+        except UsageError as error:
+            return _end(2, f"error: {error}")
+        except KeyboardInterrupt:
+            return _end(130, "stopped", run.resume_command())
+        except Exception as error:
+            refused = files.refusal(error)
+            if refused is None:
+                raise
+            return _end(2, f"error: {refused}", run.resume_command())
     return 0
 
 
-def parse(arguments: Sequence[str]) -> StudyOptions:
+def _main(arguments: list[str]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without the characters of a name or a report is no reason to end.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments.insert(0, DEFAULT_STUDY)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    options = parse(arguments)
+    if options.resume:
+        from experiments.core.arguments import given
+        from experiments.core.run import resume_options
+
+        options = resume_options(options, given(arguments, options))
+    else:
+        options = options.resolved()
+    stop.check()
+    options.run()
+
+
+def parse(arguments: Sequence[str]) -> "StudyOptions":
     """Return the options of the study named by ``arguments[0]``.
 
     Raises:
         UsageError: the command line is not understood; the message is one line.
         SystemExit: help was asked for and printed.
     """
+    import contextlib
+    import io
+
+    import tyro
+
+    from experiments.core.arguments import check_arguments
+    from experiments.errors import UsageError
+    from experiments.studies import STUDIES
+
     if arguments[0] not in ("-h", "--help"):
         check_arguments(arguments, STUDIES)
     errors = io.StringIO()
@@ -60,8 +89,8 @@ def parse(arguments: Sequence[str]) -> StudyOptions:
             return tyro.extras.subcommand_cli_from_dict(
                 dict(STUDIES), prog=PROGRAM, description=DESCRIPTION, args=list(arguments)
             )
-    except SystemExit as stop:
-        if stop.code in (0, None):
+    except SystemExit as end:
+        if end.code in (0, None):
             raise
         raise UsageError(_one_line(errors.getvalue())) from None
 
@@ -78,10 +107,23 @@ def _one_line(panel: str) -> str:
     return f"{' '.join(lines)}; see {PROGRAM} --help" if lines else f"see {PROGRAM} --help"
 
 
-def _refuse(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
+def _end(code: int, reason: str, command: str | None = None) -> int:
+    """Print why the program ends, in one line, and return the exit code."""
+    if command is not None:
+        reason += f"; what was finished is kept, go on with: {command}"
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(reason.split()))
+    with stop.held():
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # closed, or full: Python would try again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(line, file=sys.stderr, flush=True)
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == 130:
+        # Threads that still compile would be waited for.
+        os._exit(code)
+    sys.exit(code)

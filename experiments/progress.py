@@ -1,7 +1,8 @@
 """What a person sees while a study runs: a bar with loss and time left, or plain lines in a log."""
 
 import contextlib
-import signal
+import errno
+import os
 import time
 from collections.abc import Iterator
 
@@ -15,7 +16,19 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from experiments.core import stop
 from experiments.report.blocks import duration
+
+
+class _Terminal(Console):
+    """A console that shows text as it stands: brackets are no markup, colons no emoji."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """Raise an error again, which Rich would make a SystemExit without a message."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Progress:
@@ -27,15 +40,15 @@ class Progress:
 
     def __init__(self, total: int, quiet_seconds: float = 10.0):
         """Start with ``total`` units of work ahead, in the study's own unit (mostly steps)."""
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = _Terminal()
         self._live = self.console.is_terminal
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("left", markup=False),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self.console,
             disable=not self._live,
@@ -54,6 +67,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
+        stop.check()
         self.console.print(text)
         self._spoke = time.monotonic()
 
@@ -92,31 +106,3 @@ class Piece:
             each = (now - self._begun) / (self._done - self._first)
             left = duration(each * (self._total - self._done))
             p.say(f"{self._name}: {self._done}/{self._total}, {note}, {left} left")
-
-
-class Stop:
-    """Asks to stop at the next safe point when SIGINT or SIGTERM comes.
-
-    Within ``with Stop() as stop`` the first signal only sets ``stop.asked``; a second one raises
-    KeyboardInterrupt at once. Outside the main thread, where Python allows no handlers, it does
-    nothing.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._old: dict[int, object] = {}
-
-    def __enter__(self) -> "Stop":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):
-                self._old[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True

@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
 from experiments.compiling import Executables, all_at_once, compiler_options, shapes_of
-from experiments.progress import Progress, Stop
+from experiments.core import checkpoint, stop
+from experiments.progress import Progress
 
 Batch = Any  # a pytree of arrays whose shapes are one of a few
 Observed = dict[str, float | None]
@@ -150,34 +150,41 @@ def train(
     flat, unravel = ravel_pytree(params)
     moments = recipe.optimizer().init(flat)
     base = jax.random.key(seed)
-    with _manager(checkpoints) as manager:
-        flat, moments, history = _restore(manager, flat, moments)
-        jitted = _step(graph, unravel, loss, recipe.optimizer())
-        step = _CompiledStep(jitted, history, executables or Executables(), graph)
-        begun = time.perf_counter()
-        if history.step < recipe.steps and history.diverged_at is None:
-            state = flat, moments, rest
-            all_at_once([*(lambda b=b: step.prepare(*state, b, base) for b in ahead), *besides])
-        history.compile_seconds += time.perf_counter() - begun
-        if not history.observed:
-            history.observe(observe(model))
-        with progress.piece(name, recipe.steps, history.step) as piece, Stop() as stop:
-            while history.step < recipe.steps and history.diverged_at is None:
-                key = jax.random.fold_in(base, history.step)
-                flat, moments = step(flat, moments, rest, batch_at(history.step), key)
-                now = history.step
-                piece.advance(f"loss {history.loss[-1]:.3f}")
-                ends = now == recipe.steps or history.diverged_at is not None
-                if ends or now % recipe.observe_every == 0:
-                    history.observe(observe(nnx.merge(graph, unravel(flat), rest)))
-                    ends = ends or history.diverged_at is not None
-                if ends or stop.asked or now % recipe.checkpoint_every == 0:
-                    _save(manager, flat, moments, history)
-                if stop.asked:
-                    raise KeyboardInterrupt
-        if history.diverged_at is not None:
-            progress.say(f"{name}: diverged, the loss is not finite at step {history.diverged_at}")
-            progress.skip(recipe.steps - history.step)
+    leaves, structure = jax.tree.flatten(moments)
+    restored = checkpoint.restore(
+        checkpoints, {"parameters": flat, "moments": leaves}, progress.say
+    )
+    history = History()
+    if restored is not None:
+        flat, history = restored.state["parameters"], History(**restored.record)
+        moments = jax.tree.unflatten(structure, restored.state["moments"])
+    jitted = _step(graph, unravel, loss, recipe.optimizer())
+    step = _CompiledStep(jitted, history, executables or Executables(), graph)
+    begun = time.perf_counter()
+    if history.step < recipe.steps and history.diverged_at is None:
+        state = flat, moments, rest
+        all_at_once([*(lambda b=b: step.prepare(*state, b, base) for b in ahead), *besides])
+    history.compile_seconds += time.perf_counter() - begun
+    if not history.observed:
+        history.observe(observe(model))
+    with progress.piece(name, recipe.steps, history.step) as piece, stop.held():
+        while history.step < recipe.steps and history.diverged_at is None:
+            key = jax.random.fold_in(base, history.step)
+            flat, moments = step(flat, moments, rest, batch_at(history.step), key)
+            now = history.step
+            piece.advance(f"loss {history.loss[-1]:.3f}")
+            ends = now == recipe.steps or history.diverged_at is not None
+            if ends or now % recipe.observe_every == 0:
+                history.observe(observe(nnx.merge(graph, unravel(flat), rest)))
+                ends = ends or history.diverged_at is not None
+            if ends or stop.asked() or now % recipe.checkpoint_every == 0:
+                state = {"parameters": flat, "moments": jax.tree.leaves(moments)}
+                checkpoint.save(checkpoints, now, state, dataclasses.asdict(history))
+            if stop.asked():
+                raise stop.Stopped
+    if history.diverged_at is not None:
+        progress.say(f"{name}: diverged, the loss is not finite at step {history.diverged_at}")
+        progress.skip(recipe.steps - history.step)
     return nnx.merge(graph, unravel(flat), rest), history
 
 
@@ -237,42 +244,3 @@ class _CompiledStep:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             history.diverged_at = history.step
         return flat, moments
-
-
-def _manager(folder: Path) -> ocp.CheckpointManager:
-    # Saving is synchronous: what a log line or a kill after it relies on is on the disk by then.
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=2, create=True, enable_async_checkpointing=False
-    )
-    return ocp.CheckpointManager(folder, options=options)
-
-
-def _save(manager: ocp.CheckpointManager, flat: jax.Array, moments: Any, history: History) -> None:
-    state = {"parameters": flat, "moments": jax.tree.leaves(moments)}
-    manager.save(
-        history.step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            history=ocp.args.JsonSave(dataclasses.asdict(history)),
-        ),
-        force=True,
-    )
-
-
-def _restore(
-    manager: ocp.CheckpointManager, flat: jax.Array, moments: Any
-) -> tuple[jax.Array, Any, History]:
-    """Return the state of the last checkpoint, or the one given and an empty history."""
-    latest = manager.latest_step()
-    if latest is None:
-        return flat, moments, History()
-    like = {"parameters": flat, "moments": jax.tree.leaves(moments)}
-    restored = manager.restore(
-        latest,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore()
-        ),
-    )
-    state = restored["state"]
-    moments = jax.tree.unflatten(jax.tree.structure(moments), state["moments"])
-    return state["parameters"], moments, History(**restored["history"])

@@ -100,6 +100,7 @@ class Dataset:
         provenance: sentences for the report: where the data is from, how it was split.
         bleu_tokenize: sacrebleu's tokeniser for the target side.
         buckets: ranges ``(low, high)`` of source lengths, both included, for scores by length.
+        digest: of all the text that there is, whichever part the seed and the sizes choose.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Dataset:
     provenance: str
     bleu_tokenize: str = "13a"
     buckets: tuple[tuple[int, int], ...] = _BUCKETS
+    digest: str = ""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -175,7 +177,7 @@ def _loaded(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
             "verb-final clauses, separable verbs, agreement in gender and case, relative clauses, "
             "gold word alignment. Split by the hash of the English sentence: no test sentence is a "
             "training sentence of any seed.",
-            bleu_tokenize="none", buckets=grammar.BUCKETS,
+            bleu_tokenize="none", buckets=grammar.BUCKETS, digest="made",
         )  # fmt: skip
     if data.startswith("hf:"):
         return _hub(spec, seed, languages)
@@ -197,7 +199,13 @@ def _loaded(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
 
 
 def _subwords(
-    name: str, codes: Languages, splits: Splits, spec: TextSpec, seed: int, origin: str
+    name: str,
+    codes: Languages,
+    splits: Splits,
+    spec: TextSpec,
+    seed: int,
+    origin: str,
+    digest: str,
 ) -> Dataset:
     """Return splits, cut to the sizes of ``spec``, as a data set."""
     parts = {
@@ -214,7 +222,7 @@ def _subwords(
     return Dataset(
         name, source, target, **parts, unit="subword",
         provenance=f"{origin} {counts} pairs; {seen} of the test sources also occur in train.",
-        bleu_tokenize=tokenize or ("zh" if han > 0.3 * signs else "13a"),
+        bleu_tokenize=tokenize or ("zh" if han > 0.3 * signs else "13a"), digest=digest,
     )  # fmt: skip
 
 
@@ -282,7 +290,8 @@ def _files(spec: TextSpec, path: Path, seed: int, languages: Languages | None) -
         splits, how = split_pairs(pairs), "Split by the hash of the source's letters:"
     codes = languages or languages_of(spec.data) or ("source", "target")
     name, origin = (spec.data, "Lines") if plain else (path.name, "Rows")
-    return _subwords(name, codes, splits, spec, seed, f"{origin} of {name}. {how}")
+    digest = _digest((pairs, named))
+    return _subwords(name, codes, splits, spec, seed, f"{origin} of {name}. {how}", digest)
 
 
 def _hub(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
@@ -303,4 +312,10 @@ def _hub(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
     if missing := [split for split in SPLITS if split not in splits]:
         splits |= split_pairs(splits["train"], ("train", *missing))
         origin += f" {' and '.join(missing)} split off train by the hash of the source's letters."
-    return _subwords(spec.data, codes, splits, spec, seed, origin)
+    # A fingerprint tells the files and the revision that the rows were read from.
+    digest = _digest([(split, getattr(rows[split], "_fingerprint", rows[split])) for split in rows])
+    return _subwords(spec.data, codes, splits, spec, seed, origin, digest)
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(repr(content).encode(errors="backslashreplace")).hexdigest()

@@ -1,11 +1,11 @@
 """The studies, one a file: a new one is a new file here and one line in ``STUDIES``.
 
-A study is a frozen dataclass derived from `experiments.options.StudyOptions`. Its docstring is its
-label: the question, the paper and table, the command, the expected time and result. Its module
-stays light (no JAX at import), so that ``--help`` answers at once.
+A study is a frozen dataclass derived from `experiments.core.settings.StudyOptions`. Its docstring
+is its label: the question, the paper and table, the command, the expected time and result. Its
+module stays light (no JAX at import), so that ``--help`` answers at once.
 """
 
-from experiments.options import StudyOptions
+from experiments.core.settings import StudyOptions
 from experiments.studies.bench import Bench
 from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import PRESETS, StudyOptions, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import PRESETS, StudyOptions, check_positive, flag
-from experiments.runs import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

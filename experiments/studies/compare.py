@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_choice, check_positive, flag
-from experiments.runs import RunFolder
 
 if TYPE_CHECKING:
     from experiments.data.text import TextSpec
@@ -161,7 +161,8 @@ class Compare(StudyOptions):
         cells: list[dict[str, Any]] = []
         executables = Executables()
         total = self.seeds * len(self.scores) * self.steps
-        with RunFolder.open(self) as folder, Progress(total) as progress:
+        digest = corpora[0].dataset.digest
+        with RunFolder.open(self, digest) as folder, Progress(total) as progress:
             facts = folder.cell("data", lambda: corpora[0].facts())
             progress.say(f"data: {facts['summary']}")
             progress.say(f"writing to {folder.path}")
@@ -171,6 +172,7 @@ class Compare(StudyOptions):
                     progress.skip(self.steps)
                 elif seed not in corpora:
                     corpora = {seed: TextBatches.load(self.text(), seed)}
+                    folder.check_data(corpora[seed].dataset.digest)
                 work = functools.partial(
                     train_and_score,
                     self,

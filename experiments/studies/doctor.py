@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions
 from experiments.errors import UsageError
-from experiments.options import StudyOptions
-from experiments.runs import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_choice, check_positive, flag
-from experiments.runs import RunFolder
 
 # As experiments.schemes.SCHEMES, which would load JAX.
 SCHEMES = (

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_positive, flag
-from experiments.runs import RunFolder
 
 PARTS = ("self", "cross")
 ORDERS = ("importance", "random")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_positive, flag
-from experiments.runs import RunFolder
 
 # Exponent p of the scale 1 / depth^p, by what it is called.
 SCALES = {"no scale": 0.0, "too weak": 0.25, "1/√d": 0.5, "too strong": 1.0}

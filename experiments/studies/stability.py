@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.run import RunFolder
+from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_choice, check_positive, flag
-from experiments.runs import RunFolder
 
 # What each form is told; the last three are the second with one thing changed.
 FORMS = ("no scale", "1/√d", "clipping", "QK norm", "soft cap")

@@ -1,6 +1,8 @@
 """Training: what is stopped goes on to the same numbers, what diverges is said."""
 
+import errno
 import os
+import shutil
 import signal
 
 import jax
@@ -104,6 +106,93 @@ def test_ctrl_c_saves_the_state_of_the_moment(whole, tmp_path):
 
     assert_same(whole, run(tmp_path / "c", batch_at=counting, every=1000))
     assert done[0] == 10
+
+
+def damaged_in(place):
+    """Ways to damage a checkpoint, by what they do."""
+    files = sorted(f for f in place.rglob("*") if f.is_file())
+    largest = max(files, key=lambda f: f.stat().st_size)
+    content = largest.read_bytes()
+    middle = len(content) // 2
+    flipped = bytes(b ^ 0xFF for b in content[middle : middle + 64])
+    yield "truncated", lambda: largest.write_bytes(content[:middle])
+    yield (
+        "flipped",
+        lambda: largest.write_bytes(content[:middle] + flipped + content[middle + len(flipped) :]),
+    )
+    yield "empty", lambda: largest.write_bytes(b"")
+    for file in files:
+        yield f"without {file.name}", file.unlink
+    record = place / "checkpoint.json"
+    text = record.read_text()
+    yield "no record", lambda: record.write_text("[]")
+    yield (
+        "another record",
+        lambda: record.write_text(text.replace('"loss": [', '"loss": [1.0, ', 1)),
+    )
+
+
+@pytest.fixture
+def stopped(tmp_path, as_users_run):
+    """The checkpoints of a training that failed at step 19: those of steps 7 and 14."""
+    folder = tmp_path / "stopped"
+    with pytest.raises(RuntimeError):
+        run(folder, batch_at=fails_at(19))
+    assert sorted(p.name for p in folder.iterdir()) == ["14", "7"]
+    return folder
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(
+    number, whole, stopped, tmp_path, capsys
+):
+    count = len(list(damaged_in(stopped / "14")))
+    for which in range(number, count, 6):
+        folder = tmp_path / str(which)
+        shutil.copytree(stopped, folder)
+        name, damage = list(damaged_in(folder / "14"))[which]
+        damage()
+        done = []
+
+        def counting(now, done=done):
+            done.append(now)
+            return batch(now)
+
+        assert_same(whole, run(folder, batch_at=counting))
+        assert done[0] == 7, name
+        said = " ".join(capsys.readouterr().out.split())
+        assert "/14 is damaged (" in said
+        assert "trying the one of step 7" in said
+
+
+def test_without_a_whole_checkpoint_training_starts_again(whole, stopped, tmp_path, capsys):
+    shutil.copytree(stopped, tmp_path / "c")
+    for step in ("7", "14"):
+        (tmp_path / "c" / step / "checkpoint.json").write_text("")
+    assert_same(whole, run(tmp_path / "c"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "trying the one of step 7" in said
+    assert "/7 is damaged (no whole checkpoint.json): starting from step 0" in said
+
+
+def test_a_checkpoint_that_was_being_written_is_no_checkpoint(whole, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "c")
+    (tmp_path / "c" / "14").rename(tmp_path / "c" / "14.part")
+    assert_same(whole, run(tmp_path / "c"))
+
+
+def test_a_disk_that_is_full_in_a_checkpoint_loses_none(whole, stopped, tmp_path, monkeypatch):
+    shutil.copytree(stopped, tmp_path / "c")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path / "c", every=2)
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["14", "7"]
+    assert_same(whole, run(tmp_path / "c"))
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path):

@@ -8,8 +8,9 @@ from typing import Any
 
 import tyro
 
+from experiments.core.files import short
+from experiments.core.settings import StudyOptions, check_choice, flag
 from experiments.errors import UsageError
-from experiments.options import StudyOptions, check_choice, flag
 
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
 
@@ -31,9 +32,18 @@ def check_arguments(arguments: Sequence[str], studies: Mapping[str, type[StudyOp
         Traceback (most recent call last):
         experiments.errors.UsageError: option --sead is unknown to scaling; did you mean --seeds?
     """
+    for word in arguments:
+        if "\0" in word or any("\ud800" <= sign <= "\udfff" for sign in word):
+            raise UsageError(f"{short(ascii(word))} is not text in the encoding of this system")
     check_choice("study", arguments[0], tuple(studies))
     kinds = _options(studies[arguments[0]])
+    if "" in arguments:
+        raise UsageError(
+            f"{arguments[max(arguments.index('') - 1, 0)]} needs a value that is not empty"
+        )
     for name, values in _given(arguments[1:]):
+        if "" in values:
+            raise UsageError(f"{name} needs a value that is not empty")
         if name not in kinds:
             raise UsageError(_unknown(name, arguments[0], kinds))
         kind, many = kinds[name]
@@ -43,7 +53,20 @@ def check_arguments(arguments: Sequence[str], studies: Mapping[str, type[StudyOp
             raise UsageError(f"{name} needs a value")
         for value in values if many else values[:1]:
             if not _reads(kind, value):
-                raise UsageError(f"{name} {value!r} must be {_KINDS[kind]}")
+                raise UsageError(f"{name} {short(value)!r} must be {_KINDS[kind]}")
+
+
+def given(arguments: Sequence[str], options: StudyOptions) -> set[str]:
+    """Return the names of the fields of ``options`` that stand on the command line."""
+    words = {name.removeprefix("--").replace("-", "_") for name, _ in _given(arguments[1:])}
+    words |= {word.removeprefix("no_") for word in words}
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    positional = {n for n in hints if _positional(hints[n]) and getattr(options, n) is not None}
+    return positional | {f.name for f in dataclasses.fields(options) if f.name in words}
+
+
+def _positional(hint: Any) -> bool:
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
 def _options(study: type[StudyOptions]) -> dict[str, tuple[Any, bool]]:
@@ -52,7 +75,7 @@ def _options(study: type[StudyOptions]) -> dict[str, tuple[Any, bool]]:
     found: dict[str, tuple[Any, bool]] = dict.fromkeys(("-h", "--help"), (None, False))
     for field in dataclasses.fields(study):
         hint = hints[field.name]
-        if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
+        if _positional(hint):
             continue
         if hint is bool:
             found |= dict.fromkeys((flag(field.name), flag("no_" + field.name)), (None, False))
@@ -88,4 +111,4 @@ def _reads(kind: Any, value: str) -> bool:
 def _unknown(name: str, study: str, kinds: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, kinds, 1)
     hint = f"did you mean {close[0]}?" if close else f"--help lists those of {study}"
-    return f"option {name} is unknown to {study}; {hint}"
+    return f"option {short(name)} is unknown to {study}; {hint}"

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from experiments.core.run import RunFolder, finite, resume_options
 from experiments.errors import UsageError
-from experiments.runs import RunFolder, finite, taken_up
 from experiments.studies.cost import Cost
 from experiments.studies.scaling import Scaling
 
@@ -55,7 +55,7 @@ def test_an_empty_folder_will_do(tmp_path):
 
 def test_a_run_is_taken_up_with_its_own_settings(tmp_path):
     first = opened(tmp_path, rounds=2, lengths=(16,))
-    options = taken_up(Cost(out=tmp_path / "run", resume=True))
+    options = resume_options(Cost(out=tmp_path / "run", resume=True), ())
     assert dataclasses.replace(options, resume=False) == first.options
     again = RunFolder.open(options)
     assert again.sittings == 2
@@ -65,9 +65,9 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path):
 def test_other_settings_are_refused(tmp_path):
     opened(tmp_path, rounds=2)
     with pytest.raises(UsageError, match="started with --rounds 2, not 7"):
-        taken_up(Cost(out=tmp_path / "run", resume=True, rounds=7))
+        resume_options(Cost(out=tmp_path / "run", resume=True, rounds=7), {"rounds"})
     with pytest.raises(UsageError, match="a run of cost, not of scaling"):
-        taken_up(Scaling(out=tmp_path / "run", resume=True))
+        resume_options(Scaling(out=tmp_path / "run", resume=True), ())
 
 
 def test_runs_without_a_name_get_folders_of_their_own(tmp_path, monkeypatch):

@@ -1,13 +1,18 @@
-"""What every study can be told on the command line, and how a preset fills the gaps."""
+"""The settings of a study: its options, how a preset fills the gaps, and their form in JSON."""
 
 import dataclasses
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.files import short
 from experiments.errors import UsageError
 
 _LARGEST = 3.4e38  # of float32, which models compute in
+_MOST = 2**31 - 1  # of int32, which counts steps and sizes
+_MOST_SEEDS = 10_000
 PRESETS = ("quick", "default", "full")
 
 
@@ -49,11 +54,44 @@ class StudyOptions:
             for value in values if isinstance(values, tuple) else (values,):
                 if isinstance(value, float) and not abs(value) <= _LARGEST:
                     raise UsageError(f"{flag(field.name)} {value} must be a finite float32 number")
+                if isinstance(value, int) and not abs(value) <= _MOST:
+                    raise UsageError(f"{flag(field.name)} is too large; it must be {_MOST} or less")
+        check_choice("--preset", self.preset, PRESETS)
         check_positive("--seeds", self.seeds)
+        if self.seeds is not None and self.seeds > _MOST_SEEDS:
+            raise UsageError(f"--seeds {self.seeds} is too large; it must be {_MOST_SEEDS} or less")
 
     def run(self) -> Path:
         """Do the study and return the folder with its results."""
         raise NotImplementedError(f"{type(self).__name__} must define run()")
+
+
+def from_json(options: StudyOptions, values: Mapping[str, Any]) -> StudyOptions:
+    """Return ``options`` with the fields of ``values``, as JSON has them.
+
+    Raises:
+        UsageError: a value is not of its field's type.
+    """
+    hints = typing.get_type_hints(type(options))
+    read = {}
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise UsageError(f"{flag(name)} cannot be {value!r}")
+        read[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(options, **read)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value of JSON is one of the type that a field has."""
+    inner = typing.get_args(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(_fits(value, kind) for kind in inner)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list) and all(_fits(v, inner[0]) for v in value)
+    if hint is bool:
+        return isinstance(value, bool)
+    kind = {Path: str, float: (int, float)}.get(hint, hint)
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def flag(name: str) -> str:
@@ -64,7 +102,7 @@ def flag(name: str) -> str:
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise UsageError unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise UsageError(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
+        raise UsageError(f"{name} {short(value)!r} is unknown; choose one of {', '.join(choices)}")
 
 
 def check_positive(name: str, value: float | None, *, least: float = 1) -> None:

@@ -1,0 +1,1 @@
+"""What all studies share: settings, run folders, training, checkpoints."""

@@ -1,0 +1,77 @@
+"""Files of a run: written whole or not at all, read only where reading ends."""
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UsageError
+
+# What a machine or a file name refuses, whatever the program does.
+_REFUSALS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG",
+        "ENFILE", "ENODEV", "ENOSPC", "ENOTDIR", "ENXIO", "EPERM", "EPIPE", "EROFS", "ESTALE",
+        "ETXTBSY",
+    )
+    if hasattr(errno, name)
+)  # fmt: skip
+_LONGEST = 80  # characters of a name in a message
+
+
+def short(name: object) -> str:
+    """Return a name with its middle left out where it is long, for a message of one line."""
+    text = str(name)
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}"
+
+
+def refusal(error: BaseException) -> str | None:
+    """Return in words what the machine refuses by ``error``, None for a fault of the program."""
+    if isinstance(error, BrokenPipeError):
+        return "standard output was closed"
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        where = f": {short(error.filename)}" if error.filename is not None else ""
+        return f"{os.strerror(error.errno)}{where}"
+    text = " ".join(str(error).split())
+    # Orbax and XLA raise errors of their own, which keep the system's words.
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+        if os.strerror(number) in text:
+            return os.strerror(number)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return f"out of memory ({short(text)}); smaller sizes, such as --batch-size, need less"
+    return None
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write ``text`` to ``file`` so that a kill leaves the old content or the new, never a part."""
+    part = file.with_name(file.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UsageError: it is no regular file, or not whole.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):  # reading a pipe or a device may never end
+        raise UsageError(f"{short(file)} is no regular file")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise UsageError(f"{short(file)} is damaged: it is not JSON") from None
