@@ -1,17 +1,17 @@
-"""The parts of a report, and the numbers in it as words.
+"""The parts of a report, and numbers as words.
 
 A study makes a `Report` of question, answer and sections of text, tables and figures; the template
-of `experiments.report.page` turns it into ``report.html``. Published figures are table rows marked
-``published``.
+of `experiments.report.page` turns it into ``report.html``. Every sentence is computed from the
+results: a helper here takes the numbers, leaves out what was not measured, and makes the words.
 """
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
+Results = Mapping[str, Any]
 COMPARE_THE_SHAPE = "other data, other scale: compare the shape"
 
 
@@ -25,13 +25,20 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table: the first column names the rows, the others hold text or numbers as text."""
+    """A table: the first column names the rows, the others hold text or numbers as text.
+
+    ``prose``: the cells are sentences.
+    """
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[Row | Sequence[str]]
     note: str = ""
-    prose: bool = False  # the cells are sentences
+    prose: bool = False
+
+    def __post_init__(self) -> None:
+        rows = [row if isinstance(row, Row) else Row(row) for row in self.rows]
+        object.__setattr__(self, "rows", rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Heatmap:
     """
 
     caption: str
-    panels: Sequence[tuple[str, np.ndarray]]
+    panels: Sequence[tuple[str, Any]]
     source: Sequence[str]
     target: Sequence[str]
     gold: Sequence[tuple[int, int]] = ()
@@ -71,11 +78,11 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that the template shows."""
+    """All that the template shows; None among ``answer`` is left out."""
 
     title: str
     question: str
-    answer: Sequence[str]
+    answer: Sequence[str | None]
     sections: Sequence[Section]
     warnings: Sequence[str] = ()
 
@@ -95,24 +102,10 @@ def number(value: float | None, form: str) -> str:
     return format(value, form) if known([value]) else "–"
 
 
-def diverged(models: Iterable[tuple[str, int | None]]) -> list[str]:
-    """Return a warning for each model that diverged.
-
-    Args:
-        models: name, seed included, and the step at which the loss was not finite, or None.
-    """
-    return [
-        f"{name[:1].upper()}{name[1:]} diverged: the loss was not finite at step {step}; its "
-        "figures are those of the last model before it."
-        for name, step in models
-        if step is not None
-    ]
-
-
 def mean_sd(values: Sequence[float | None], digits: int = 1, percent: bool = False) -> str:
     """Return ``mean ± standard deviation`` (of the sample), or the one value, or an en dash.
 
-    None and NaN count as not measured: the spread is over the others, and it is said how many.
+    None and NaN count as not measured: the spread is over the others, whose number is added.
     """
     factor, sign = (100, " %") if percent else (1, "")
     finite = [v * factor for v in known(values)]
@@ -148,7 +141,87 @@ def memory(size: float | None) -> str:
     return f"{size:.1f} GiB"
 
 
-def joined(words: Sequence[str]) -> str:
+def joined(words: Iterable[str]) -> str:
     """Return ``a``, ``a and b`` or ``a, b and c``."""
     words = list(words)
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def listed(
+    values: Mapping[str, float | None],
+    form: str = ".1f",
+    *,
+    best: Callable[..., Any] | None = None,
+    percent: bool = False,
+    words: Callable[[str], str] = str,
+) -> str:
+    """Return names and values as a list in words, what was not measured left out.
+
+    Args:
+        values: by name.
+        form: of a value.
+        best: ``max`` or ``min`` to begin with the highest or the lowest value.
+        percent: multiply by 100 and add the sign.
+        words: name to the words for it.
+
+    Example:
+        >>> listed({"a": 1.0, "b": None, "c": 3.0}, best=max)
+        'c 3.0 and a 1.0'
+    """
+    items = [(name, value) for name, value in values.items() if known([value])]
+    if best is not None:
+        items.sort(key=lambda item: item[1] or 0.0, reverse=best is max)
+    factor, sign = (100, " %") if percent else (1, "")
+    return joined(f"{words(name)} {format((v or 0.0) * factor, form)}{sign}" for name, v in items)
+
+
+def seeds(results: Results) -> str:
+    """Return what the figures of a table are: of one seed, or means over several."""
+    count = results["settings"]["seeds"]
+    return "quick: one seed" if count == 1 else f"mean ± standard deviation, {count} seeds"
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def claims(rows: Iterable[tuple[str, str, str | None]]) -> Table:
+    """Return the table of papers, their claims, and what was measured here ("" for nothing)."""
+    cells = [
+        Row([paper, claim, ours or "–"], published=claim != "–") for paper, claim, ours in rows
+    ]
+    columns = ["paper", "claim", "ours"]
+    return Table(f"Published: {COMPARE_THE_SHAPE}", columns, cells, prose=True)
+
+
+def diverged(models: Iterable[tuple[str, int | None]]) -> list[str]:
+    """Return a warning for each model that diverged.
+
+    Args:
+        models: name, seed included, and the step at which the loss was not finite, or None.
+    """
+    return [
+        f"{capital(name)} diverged: the loss was not finite at step {step}; its figures are those "
+        "of the last model before it."
+        for name, step in models
+        if step is not None
+    ]
+
+
+def observations(model: Mapping[str, Any], name: str) -> list[tuple[int, float | None]]:
+    """Return what was observed of one quantity in training, by step."""
+    return [(row["step"], row[name]) for row in model["observed"] if name in row]
+
+
+def runs(
+    models: Iterable[Mapping[str, Any]],
+    key: str,
+    curve: Callable[[Mapping[str, Any]], Any],
+    words: Callable[[str], str] = str,
+) -> dict[str, list[Any]]:
+    """Return the curve of each model, by the words for its ``key``: the series of a figure."""
+    found: dict[str, list[Any]] = {}
+    for model in models:
+        found.setdefault(words(model[key]), []).append(curve(model))
+    return found

@@ -1,43 +1,77 @@
-"""The report of the compare study: what it says."""
+"""The report of the compare study."""
 
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.report import blocks as report
+import numpy as np
+
 from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
+    Block,
+    Heatmap,
+    Picture,
     Report,
-    Row,
+    Results,
     Section,
     Table,
+    diverged,
     duration,
     joined,
+    known,
+    listed,
+    mean,
     mean_sd,
     memory,
+    number,
+    observations,
+    runs,
+    seeds,
 )
-from experiments.report.figures import label
-from experiments.report.published import LUONG, LUONG_ALIGNMENT_ERROR, VASWANI
-from experiments.reports import compare_figures
-from experiments.reports.compare_models import besides
-from experiments.reports.compare_published import published_tables
-from experiments.reports.compare_words import costs_in_words, data_in_words, lengths_in_words, span
-
-Results = Mapping[str, Any]
+from experiments.report.figures import bars, curves, label, picture
+from experiments.report.look import alignments, drawable
+from experiments.report.published import LUONG, LUONG_ERROR, VASWANI, bahdanau, britz, luong
+from experiments.reports.compare_words import (
+    costs_in_words,
+    data_in_words,
+    lengths_in_words,
+    model_in_words,
+    span,
+)
 
 
 def build(results: Results, folder: Path) -> Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
-    pictures = compare_figures.draw(results, folder)
-    data, settings = results["data"], results["settings"]
+    data, settings, summary = results["data"], results["settings"], results["summary"]
     depth = settings["features"] // settings["heads"]
-    itself = besides(settings)
+    ours = {
+        f"{label(s)}, here at depth {depth}": mean_sd(row["bleu"]) for s, row in summary.items()
+    }
+    quick = settings["preset"] == "quick"
     return Report(
-        title="How a translator looks at its source",
+        title="Attention to the source in translation",
         question=results["question"],
-        answer=_answer(results, depth),
-        warnings=_warnings(results),
+        answer=[
+            f"BLEU over all {data['sentences']['test']:,} test sentences: "
+            f"{_list(results, 'bleu', best=max)}.",
+            f"On sentences of up to 20 {_unit(results)} alone: {_list(results, 'bleu_to_20')}."
+            if _has_longer(results) and _list(results, "bleu_to_20")
+            else None,
+            *_by_lengths(results),
+            _unscaled(results, depth),
+            "Alignment error against the gold alignment (0 is perfect): "
+            f"{_list(results, 'alignment_error', form='.2f')}."
+            if _list(results, "alignment_error")
+            else None,
+            costs_in_words(results),
+        ],
+        warnings=[
+            *([_HASTY] if quick else []),
+            *diverged(
+                (f"{label(m['score'])}, seed {m['seed']},", m["train"]["diverged_at"])
+                for m in results["models"]
+            ),
+        ],
         sections=[
             Section(
                 "Quality of the translation",
@@ -47,28 +81,29 @@ def build(results: Results, folder: Path) -> Report:
                     "chrF by sacrebleu (0 to 100). The same encoder–decoder every time: "
                     f"{settings['layers']} + {settings['layers']} layers, width "
                     f"{settings['features']}, {settings['heads']} heads of depth {depth}, "
-                    f"{settings['steps']:,} steps of {settings['batch_size']} sentences. {itself}",
+                    f"{settings['steps']:,} steps of {settings['batch_size']} sentences. "
+                    + model_in_words(settings),
                 ],
-                [_quality(results), *published_tables(results, depth)],
+                [_quality(results), britz(ours), bahdanau(), luong()],
             ),
             Section(
                 "By length",
                 [lengths_in_words(data)],
                 [
-                    pictures["bleu"],
-                    _by_length(results, "bleu", "BLEU"),
-                    _by_length(results, "chrf", "chrF"),
+                    _bleu_picture(results, folder),
+                    _by_length(results, "bleu", f"BLEU by {_unit(results)} in the source"),
+                    _by_length(results, "chrf", f"chrF by {_unit(results)} in the source"),
                 ],
             ),
-            Section("Where it looks", _looking(results), _looking_blocks(results, pictures)),
+            Section("Attention to the source", *_attention(results, folder)),
             Section(
                 "How it learns",
                 [
-                    "Cross-entropy a target token, in training and on held-out sentences; and how "
-                    "widely the decoder looks: the mean entropy of its attention to the source, "
-                    "over the logarithm of the number of source tokens."
+                    "Cross-entropy a target token, in training and on held-out sentences; and the "
+                    "mean entropy of the attention to the source, over the logarithm of the number "
+                    "of source tokens."
                 ],
-                [pictures["loss"], *([pictures["entropy"]] if "entropy" in pictures else [])],
+                _learning_pictures(results, folder),
             ),
             Section(
                 "What it costs",
@@ -89,37 +124,20 @@ def build(results: Results, folder: Path) -> Report:
     )
 
 
-def mean(results: Results, score: str, *path: Any) -> float | None:
-    """Return the mean over seeds of a figure of the summary, None if it was not measured."""
-    value: Any = results["summary"].get(score)
-    for step in path:
-        value = None if value is None else value[step]
-    return report.mean(value or [])
+_HASTY = (
+    "The quick preset stops long before the models have learnt to translate: it shows that all of "
+    "this runs, not how the models compare."
+)
 
 
-def _warnings(results: Results) -> list[str]:
-    hasty = [
-        "The quick preset stops long before the models have learnt to translate: it shows that all "
-        "of this runs, not how the models compare."
-    ]
-    return (hasty if results["settings"]["preset"] == "quick" else []) + report.diverged(
-        (f"{label(m['score'])}, seed {m['seed']},", m["train"]["diverged_at"])
-        for m in results["models"]
-    )
+def _unit(results: Results) -> str:
+    return results["data"]["length_unit"]
 
 
-def _answer(results: Results, depth: int) -> list[str]:
-    """Return the findings as sentences, each computed from the numbers."""
-    said = [_overall(results), _short_sentences(results), *_falling(results)]
-    said += [_unscaled(results, depth), _alignment(results), costs_in_words(results)]
-    return [sentence for sentence in said if sentence]
-
-
-def _overall(results: Results) -> str:
-    scores = {s: mean(results, s, "bleu") for s in results["summary"]}
-    ranked = sorted(((v, s) for s, v in scores.items() if v is not None), reverse=True)
-    listed = joined([f"{label(s)} {v:.1f}" for v, s in ranked])
-    return f"BLEU over all {results['data']['sentences']['test']:,} test sentences: {listed}."
+def _list(results: Results, name: str, form: str = ".1f", best: Any = None) -> str:
+    """Return the mean of a figure of the summary for each score, as a list."""
+    values = {s: mean(row.get(name) or []) for s, row in results["summary"].items()}
+    return listed(values, form, best=best, words=label)
 
 
 def _has_longer(results: Results) -> bool:
@@ -127,174 +145,182 @@ def _has_longer(results: Results) -> bool:
     return results["data"]["lengths"]["test"][1] > 20
 
 
-def _short_sentences(results: Results) -> str | None:
-    if not _has_longer(results):
-        return None
-    found = {}
-    for score, row in results["summary"].items():
-        value = report.mean(row.get("bleu_to_20") or [])
-        if value is not None:
-            found[score] = value
-    if not found:
-        return None
-    listed = joined([f"{label(s)} {v:.1f}" for s, v in found.items()])
-    return f"On sentences of up to 20 {_unit(results)} alone: {listed}."
-
-
-def _falling(results: Results) -> list[str]:
+def _by_lengths(results: Results) -> list[str]:
     """Return how BLEU changes from short sentences to the longest trained on, and beyond."""
-    if "none" not in results["summary"]:
+    summary = results["summary"]
+    if "none" not in summary or len(summary) < 2:
         return []
-    buckets = results["summary"]["none"]["by_length"]
-    trained = results["data"]["longest_trained"]
+    buckets, trained = summary["none"]["by_length"], results["data"]["longest_trained"]
     inside = [i for i, b in enumerate(buckets) if b["low"] <= trained]
-    beyond = [i for i, b in enumerate(buckets) if b["low"] > trained]
-    others = [s for s in results["summary"] if s != "none"]
     said = []
-    if len(inside) > 1 and others:
-        first, last = inside[0], inside[-1]
-        falls = {}
-        for score in results["summary"]:
-            a = mean(results, score, "by_length", first, "bleu")
-            b = mean(results, score, "by_length", last, "bleu")
-            if a is not None and b is not None:
-                falls[score] = (a, b)
-        words = [span(buckets[i]) for i in (first, last)]
-        if "none" in falls:
-            a, b = falls.pop("none")
-            rest = joined([f"{label(s)} from {x:.0f} to {y:.0f}" for s, (x, y) in falls.items()])
-            said.append(
-                f"Without attention BLEU goes from {a:.0f} at {words[0]} {_unit(results)} to "
-                f"{b:.0f} at {words[1]}; with it, {rest}."
-            )
-    if beyond and others:
-        i = beyond[-1]
-        listed = [
-            f"{label(s)} {v:.0f}"
-            for s in results["summary"]
-            if (v := mean(results, s, "by_length", i, "bleu")) is not None
-        ]
+
+    def bleu(at: int) -> dict[str, float | None]:
+        return {s: mean(row["by_length"][at]["bleu"]) for s, row in summary.items()}
+
+    first, last = bleu(inside[0]), bleu(inside[-1])
+    if len(inside) > 1 and known([first["none"], last["none"]]) == [first["none"], last["none"]]:
+        changes = {s: (a, last[s]) for s, a in first.items() if known([a, last[s]])[1:]}
+        none = changes.pop("none")
+        rest = joined(f"{label(s)} from {a:.0f} to {b:.0f}" for s, (a, b) in changes.items())
+        short, long = span(buckets[inside[0]]), span(buckets[inside[-1]])
         said.append(
-            f"At {span(buckets[i])} {_unit(results)}, beyond the {trained} of training, "
-            f"BLEU is {joined(listed)}: none of them was made to translate lengths it never saw."
+            f"Without attention BLEU goes from {none[0]:.0f} at {short} {_unit(results)} to "
+            f"{none[1]:.0f} at {long}; with it, {rest}."
+        )
+    if len(inside) < len(buckets):
+        said.append(
+            f"At {span(buckets[-1])} {_unit(results)}, beyond the {trained} of training, BLEU is "
+            f"{listed(bleu(len(buckets) - 1), '.0f', words=label)}."
         )
     return said
 
 
 def _unscaled(results: Results, depth: int) -> str | None:
-    plain, scaled = mean(results, "dot", "bleu"), mean(results, "scaled_dot", "bleu")
+    both = [results["summary"].get(s, {}).get("bleu", []) for s in ("dot", "scaled_dot")]
+    plain, scaled = map(mean, both)
     if plain is None or scaled is None:
         return None
-    gap = scaled - plain
-    runs = [report.known(results["summary"][s]["bleu"]) for s in ("dot", "scaled_dot")]
-    spreads = [statistics.stdev(run) for run in runs if len(run) > 1]
-    if not spreads:
-        verdict = "one seed cannot say whether that is more than chance"
-    else:
-        spread = max(spreads)
-        verdict = (
-            f"more than twice the spread over seeds ({spread:.1f})"
-            if abs(gap) > 2 * spread
-            else f"no more than twice the spread over seeds ({spread:.1f}), so it may be chance"
-        )
-    return (
-        f"At this depth ({depth}), leaving out the scale 1/√d {'costs' if gap > 0 else 'gains'} "
-        f"{abs(gap):.1f} BLEU: {verdict}. The claim is about large depths ({VASWANI}, §3.2.1); the "
-        "scaling study looks there."
+    spread = max((statistics.stdev(v) for v in map(known, both) if len(v) > 1), default=None)
+    verdict = (
+        "one seed cannot say whether that is more than chance"
+        if spread is None
+        else f"more than twice the spread over seeds ({spread:.1f})"
+        if abs(scaled - plain) > 2 * spread
+        else f"no more than twice the spread over seeds ({spread:.1f}), so it may be chance"
     )
-
-
-def _alignment(results: Results) -> str | None:
-    found = {s: mean(results, s, "alignment_error") for s in results["summary"]}
-    known = {s: v for s, v in found.items() if v is not None}
-    if not known:
-        return None
-    listed = joined([f"{label(s)} {v:.2f}" for s, v in known.items()])
-    return f"Alignment error against the gold alignment (0 is perfect): {listed}."
+    return (
+        f"At this depth ({depth}), leaving out the scale 1/√d "
+        f"{'costs' if scaled > plain else 'gains'} {abs(scaled - plain):.1f} BLEU: {verdict}. The "
+        f"claim is about large depths ({VASWANI}, §3.2.1); the scaling study measures there."
+    )
 
 
 def _quality(results: Results) -> Table:
-    longer = _has_longer(results)
+    longer = [f"BLEU, up to 20 {_unit(results)}"] if _has_longer(results) else []
     rows = [
-        Row(
-            [
-                label(score),
-                mean_sd(row["bleu"]),
-                mean_sd(row["chrf"]),
-                *([mean_sd(row.get("bleu_to_20") or [None])] if longer else []),
-                mean_sd(row["valid_loss"], 3),
-                f"{row['parameters']:,}",
-            ]
-        )
-        for score, row in results["summary"].items()
-    ]
-    return Table(
-        "Held-out sentences of all lengths" + _seeds(results),
         [
-            "looks by",
-            "BLEU",
-            "chrF",
-            *([f"BLEU, up to 20 {_unit(results)}"] if longer else []),
-            "held-out loss",
-            "parameters",
-        ],
-        rows,
-    )
-
-
-def _by_length(results: Results, metric: str, words: str) -> Table:
-    first = next(iter(results["summary"].values()))
-    rows = [
-        Row([label(score), *(mean_sd(b[metric]) for b in row["by_length"])])
+            label(score),
+            mean_sd(row["bleu"]),
+            mean_sd(row["chrf"]),
+            *(mean_sd(row.get("bleu_to_20") or [None]) for _ in longer),
+            mean_sd(row["valid_loss"], 3),
+            f"{row['parameters']:,}",
+        ]
         for score, row in results["summary"].items()
     ]
-    counts = Row(["sentences", *(str(b["sentences"]) for b in first["by_length"])])
-    return Table(
-        f"{words} by {_unit(results)} in the source" + _seeds(results),
-        ["looks by", *(span(b) for b in first["by_length"])],
-        [*rows, counts],
-    )
+    columns = ["attention", "BLEU", "chrF", *longer, "held-out loss", "parameters"]
+    return Table(f"Held-out sentences of all lengths ({seeds(results)})", columns, rows)
 
 
-def _looking(results: Results) -> list[str]:
-    said = [
-        "Rows are the words the decoder says, columns the words it looks at; each row sums to 1, "
-        "the mean over layers and heads. The decoder was given the reference, so that all models "
-        "say the same words."
+def _by_length(results: Results, metric: str, caption: str, digits: int = 1) -> Table:
+    """Return a metric by score and range of lengths, with the whole where it is in no other."""
+    first = next(iter(results["summary"].values()))["by_length"]
+    whole = ["all"] if metric == "alignment_error" else []
+    rows = [
+        [
+            label(score),
+            *(mean_sd(row[metric], digits) for _ in whole),
+            *(mean_sd(bucket[metric], digits) for bucket in row["by_length"]),
+        ]
+        for score, row in results["summary"].items()
+        if not whole or score != "none"
     ]
+    if not whole:
+        rows.append(["sentences", *(str(bucket["sentences"]) for bucket in first)])
+    columns = ["attention", *whole, *map(span, first)]
+    return Table(f"{caption} ({seeds(results)})", columns, rows)
+
+
+def _bleu_picture(results: Results, folder: Path) -> Picture:
+    summary = results["summary"]
+    groups = [span(b) for b in next(iter(summary.values()))["by_length"]]
+    return picture(
+        folder, "bleu_by_length", bars, groups,
+        {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
+        x=f"{_unit(results)} in the source sentence", y="BLEU",
+        alt=f"Bars of BLEU for {len(groups)} ranges of sentence length and {len(summary)} models; "
+        "the numbers are in the table below.",
+        caption="BLEU by length of the source sentence.",
+    )  # fmt: skip
+
+
+def _learning_pictures(results: Results, folder: Path) -> list[Block]:
+    trained = [{**m["train"], "score": m["score"]} for m in results["models"]]
+    attend = [m for m in trained if m["score"] != "none"]
+    training = runs(trained, "score", lambda m: m["loss"])
+    held_out = runs(trained, "score", lambda m: observations(m, "valid_loss"))
+    entropy = runs(attend, "score", lambda m: observations(m, "entropy"))
+
+    def ends(series: Results) -> str:
+        last = {n: own[0][-1][1] for n, own in series.items() if own and own[0]}
+        return ", ".join(
+            f"{label(n)} {number(v, '.2f') if known([v]) else 'diverged'}" for n, v in last.items()
+        )
+
+    loss = picture(
+        folder, "loss", curves, [("Training", training), ("Held out", held_out)], x="step",
+        y="loss, nats a token", alt=f"Loss over the steps; held out it ends at: {ends(held_out)}.",
+        caption="Loss over the steps, in training (means of some steps each) and on held-out "
+        "sentences.",
+    )  # fmt: skip
+    if not attend:
+        return [loss]
+    title = "Entropy of the attention to the source"
+    return [
+        loss,
+        picture(
+            folder, "entropy", curves, [(title, entropy)], x="step", y="entropy / ln S", low_y=0,
+            alt=f"Entropy over the steps; it ends at: {ends(entropy)}.",
+            caption="1 is attention spread over all source tokens alike, 0 is one token taking "
+            "all.",
+        ),
+    ]  # fmt: skip
+
+
+def _attention(results: Results, folder: Path) -> tuple[list[str], list[Block]]:
+    """Return the text and the blocks on where the models of seed 0 attend to."""
+    said = [
+        "Rows are the target words, columns the source words; each row is the step that predicts "
+        "its word and sums to 1, the mean over layers and heads. The decoder was given the "
+        "reference, so that all models predict the same words."
+    ]
+    models: Any = [m for m in results["models"] if m["seed"] == 0 and m["test"]["attention"]]
+    blocks: list[Block] = []
+    shown: list[Any] = models[0]["test"]["attention"] if models else []
+    for i, example in enumerate(shown):
+        source, target = example["source"], example["target"]
+        panels = [
+            (label(m["score"]), np.array(m["test"]["attention"][i]["weights"], float))
+            for m in models
+        ]
+        gold = [(s, t) for s, t in example["gold"]]
+        caption = f"Attention for “{' '.join(source[:-1])}”, predicting “{' '.join(target[:-1])}”."
+        drawn = picture(
+            folder, f"attention{i + 1}", alignments, panels, source, target, gold,
+            alt="Attention weights, target words down, source words across. "
+            + " ".join(f"{title}: {_strongest(w, example)}." for title, w in panels),
+            caption=caption,
+        )  # fmt: skip
+        # Without a font for these words the PNG would have boxes in their place.
+        html = Heatmap(caption, panels, source, target, gold)
+        blocks.append(drawn if drawable([*source, *target]) else html)
     if results["data"]["aligned"]:
         said.append(
-            "Orange frames are the gold alignment. Alignment error links each said word to the "
-            f"source word with the most weight. Luong et al. report {LUONG_ALIGNMENT_ERROR} "
+            "Orange frames are the gold alignment. Alignment error links each target word to the "
+            f"source word with the most weight. Luong et al. report {LUONG_ERROR} "
             f"({LUONG}): {COMPARE_THE_SHAPE}."
         )
-    return said
+        caption = f"Alignment error rate, by {_unit(results)} in the source"
+        blocks.append(_by_length(results, "alignment_error", caption, 3))
+    return said, blocks
 
 
-def _looking_blocks(results: Results, pictures: Mapping[str, Any]) -> list[Any]:
-    blocks = [picture for name, picture in pictures.items() if name.startswith("attention")]
-    if results["data"]["aligned"]:
-        first = next(iter(results["summary"].values()))
-        rows = [
-            Row(
-                [
-                    label(s),
-                    mean_sd(row["alignment_error"], 3),
-                    *(mean_sd(b["alignment_error"], 3) for b in row["by_length"]),
-                ]
-            )
-            for s, row in results["summary"].items()
-            if s != "none"
-        ]
-        columns = ["looks by", "all", *(span(b) for b in first["by_length"])]
-        blocks.append(
-            Table(
-                f"Alignment error rate, by {_unit(results)} in the source" + _seeds(results),
-                columns,
-                rows,
-            )
-        )
-    return blocks
+def _strongest(weights: np.ndarray, example: Results) -> str:
+    """Return the source word of the largest weight of each target word, as text."""
+    if not np.isfinite(weights).all():
+        return "diverged"
+    links = zip(example["target"], weights.argmax(1), strict=True)
+    return ", ".join(f"{word} → {example['source'][s]}" for word, s in links)
 
 
 def _cost(results: Results) -> Table:
@@ -302,45 +328,31 @@ def _cost(results: Results) -> Table:
     for score, row in results["summary"].items():
         own = [m for m in results["models"] if m["score"] == score]
         rows.append(
-            Row(
-                [
-                    label(score),
-                    mean_sd(row["step_milliseconds"]),
-                    memory(max(report.known(row["temporaries"]), default=None)),
-                    mean_sd([m["train"]["compile_seconds"] for m in own]),
-                    duration(report.mean(m["seconds"]["training"] for m in own)),
-                    mean_sd([m["seconds"]["scoring"] for m in own]),
-                ]
-            )
+            [
+                label(score),
+                mean_sd(row["step_milliseconds"]),
+                memory(max(known(row["temporaries"]), default=None)),
+                mean_sd([m["train"]["compile_seconds"] for m in own]),
+                duration(mean(m["seconds"]["training"] for m in own)),
+                mean_sd([m["seconds"]["scoring"] for m in own]),
+            ]
         )
     return Table(
-        "Cost of a model" + _seeds(results),
-        ["looks by", "step, ms", "temporaries", "compiling, s", "training", "translating, s"],
+        f"Cost of a model ({seeds(results)})",
+        ["attention", "step, ms", "temporaries", "compiling, s", "training", "translating, s"],
         rows,
-        note="Training includes compiling and looking at held-out sentences.",
+        note="Training includes compiling and observing held-out sentences.",
     )
 
 
 def _translations(results: Results) -> list[Table]:
-    first = [m for m in results["models"] if m["seed"] == 0]
-    if not first:
-        return []
+    first: Any = [m for m in results["models"] if m["seed"] == 0]
     tables = []
-    for i, example in enumerate(first[0]["test"]["translations"]):
-        rows = [Row(["source", example["source"]]), Row(["reference", example["reference"]])]
+    for i, example in enumerate(first[0]["test"]["translations"] if first else ()):
+        rows = [["source", example["source"]], ["reference", example["reference"]]]
         rows += [
-            Row([label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"])
+            [label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"]
             for m in first
         ]
-        caption = f"{example['words']} {_unit(results)}"
-        tables.append(Table(caption, ["", "text"], rows, prose=True))
+        tables.append(Table(f"{example['words']} {_unit(results)}", ["", "text"], rows, prose=True))
     return tables
-
-
-def _unit(results: Results) -> str:
-    return results["data"]["length_unit"]
-
-
-def _seeds(results: Results) -> str:
-    count = results["settings"]["seeds"]
-    return " (quick: one seed)" if count == 1 else f", mean ± standard deviation, {count} seeds"

@@ -1,30 +1,67 @@
 """The report of the cost study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report import figures
 from experiments.report.blocks import (
-    COMPARE_THE_SHAPE,
     Picture,
     Report,
-    Row,
+    Results,
     Section,
     Table,
     joined,
     mean_sd,
     memory,
 )
-from experiments.report.published import RABE_STAATS, RABE_STAATS_LENGTHS, RABE_STAATS_ROWS
+from experiments.report.figures import curves, picture
+from experiments.report.published import rabe_staats
 
 _PASSES = {"forward": "Forward", "gradient": "Forward and backward"}
+_FAMILIES = {"textbook": "As the textbook writes them", "our": "In this library"}
 
 
-def build(results: Mapping[str, Any], folder: Path) -> Report:
+def build(results: Results, folder: Path) -> Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
-    pictures = _draw(results, folder)
     faults = [f"{n}: {f}" for n, f in results["checks"].items() if not f.startswith("agrees")]
+    lengths = results["lengths"]
+    times = [
+        Table(
+            f"{words}: milliseconds, by length",
+            ["form", *(f"{n:,}" for n in lengths)],
+            [
+                [name, *(mean_sd(values, 2) for values in row)]
+                for name, row in results["milliseconds"][which].items()
+            ],
+            note="– : not run, its temporaries exceed the limit.",
+        )
+        for which, words in _PASSES.items()
+    ]
+    sizes = {int(n): cell for n, cell in results["temporaries"].items()}
+    temporaries = [
+        Table(
+            f"{words}: temporaries, by length",
+            ["form", *(f"{n:,}" for n in sorted(sizes))],
+            [
+                [name, *(memory(sizes[n][which].get(name)) for n in sorted(sizes))]
+                for name in sizes[min(sizes)][which]
+            ],
+        )
+        for which, words in _PASSES.items()
+    ]
+    crossovers = Table(
+        "Crossovers on this machine, among the lengths measured",
+        ["pair", "pass", "length"],
+        [
+            [
+                f"{c['slower']} is slower than {c['faster']}",
+                _PASSES[c["pass"]].lower(),
+                f"from {c['from']:,} on" if c["from"] else f"not up to {max(lengths):,}",
+            ]
+            for c in results["crossovers"]
+        ],
+        note="The least length from which the first stays slower at all longer ones measured.",
+    )
     return Report(
         title="What additive and dot-product attention cost",
         question=results["question"],
@@ -38,7 +75,7 @@ def build(results: Mapping[str, Any], folder: Path) -> Report:
                     "deviation over the seeds (fresh inputs each). A form that would need more "
                     f"than {results['settings']['run_limit']} MiB of temporaries is not run.",
                 ],
-                [pictures["time"], *(_times(results, p) for p in _PASSES)],
+                [_times_picture(results, folder), *times],
             ),
             Section(
                 "Memory",
@@ -46,14 +83,14 @@ def build(results: Mapping[str, Any], folder: Path) -> Report:
                     "Temporaries of the compiled function, as XLA's memory analysis gives them "
                     "without running it: what is needed beside inputs and results."
                 ],
-                [pictures["memory"], *(_memory(results, p) for p in _PASSES), _rabe_staats()],
+                [_memory_picture(results, folder), *temporaries, rabe_staats()],
             ),
-            Section("Where each stops paying", _claims(results), [_crossovers(results)]),
+            Section("Where each stops paying", _claims(results), [crossovers]),
         ],
     )
 
 
-def ratio(results: Mapping[str, Any], which: str, first: str, second: str) -> dict[int, float]:
+def ratio(results: Results, which: str, first: str, second: str) -> dict[int, float]:
     """Return how many times as long ``first`` takes as ``second``, by length."""
     table = results["mean_milliseconds"][which]
     if first not in table or second not in table:
@@ -62,222 +99,124 @@ def ratio(results: Mapping[str, Any], which: str, first: str, second: str) -> di
     return {n: a / b for n, a, b in triples if a is not None and b}
 
 
-def _answer(results: Mapping[str, Any]) -> list[str]:
+def _answer(results: Results) -> list[str]:
     said = []
-    for family in ("textbook", "our"):
-        ratios = ratio(results, "forward", f"{family} additive", f"{family} dot")
-        both = ratio(results, "gradient", f"{family} additive", f"{family} dot")
-        if ratios and both:
-            words = "As the textbook writes them" if family == "textbook" else "In this library"
+    for family, words in _FAMILIES.items():
+        both = [ratio(results, p, f"{family} additive", f"{family} dot") for p in _PASSES]
+        if all(both):
+            forward, gradient = (_range(ratios.values()) for ratios in both)
             said.append(
-                f"{words}, additive attention takes {_range(ratios.values())} times as long as the "
-                f"dot product forward and {_range(both.values())} times with the gradient, over "
-                f"lengths {min(ratios)} to {max(ratios)}."
+                f"{words}, additive attention takes {forward} times as long as the dot product "
+                f"forward and {gradient} times with the gradient, over lengths {min(both[0])} to "
+                f"{max(both[0])}."
             )
-    gains = {
-        kind: ratio(results, "gradient", f"textbook {kind}", f"our {kind}")
-        for kind in ("additive", "dot")
-    }
-    for kind, gain in gains.items():
-        if gain:
-            longest = max(gain)
+    for kind in ("additive", "dot"):
+        gains = ratio(results, "gradient", f"textbook {kind}", f"our {kind}")
+        if gains:
+            gain = gains[max(gains)]
+            fast = f"{gain:.1f} times as fast as", f"{1 / gain:.1f} times as slow as"
             said.append(
-                f"At length {longest}, our {kind} attention with its gradient is "
-                f"{_times_as(gain[longest])} the textbook's."
+                f"At length {max(gains)}, our {kind} attention with its gradient is "
+                f"{fast[gain < 1]} the textbook's."
             )
-    said += _paying(results)
-    shrunk = _shrunk(results)
-    if shrunk:
-        said.append(shrunk)
-    return said or ["Nothing was measured: see the warnings above."]
-
-
-def _paying(results: Mapping[str, Any]) -> list[str]:
-    """Return from which length on each textbook form loses to ours."""
-    said = []
     for kind in ("additive", "dot"):
         pair = f"textbook {kind}", f"our {kind}"
-        found = {c["pass"]: c["from"] for c in results["crossovers"] if _pair(c) == pair}
+        found = {
+            _PASSES[c["pass"]].lower(): c["from"]
+            for c in results["crossovers"]
+            if (c["slower"], c["faster"]) == pair
+        }
         if found:
-            words = [
-                f"{_PASSES[which].lower()} "
-                + (
-                    f"from length {at:,} on"
-                    if at
-                    else f"at no length up to {max(results['lengths']):,}"
-                )
+            longest = max(results["lengths"])
+            words = joined(
+                f"{which} from length {at:,} on"
+                if at
+                else f"{which} at no length up to {longest:,}"
                 for which, at in found.items()
-            ]
-            said.append(f"The textbook's {kind} form stops paying against ours {joined(words)}.")
-    return said
+            )
+            said.append(f"The textbook's {kind} form stops paying against ours {words}.")
+    return [*said, *_shrunk(results)] or ["Nothing was measured: see the warnings above."]
 
 
-def _pair(crossing: Mapping[str, Any]) -> tuple[str, str]:
-    return crossing["slower"], crossing["faster"]
-
-
-def _shrunk(results: Mapping[str, Any]) -> str | None:
-    sizes = results["temporaries"]
-    longest = max(sizes, key=int)
-    row = sizes[longest]["gradient"]
+def _shrunk(results: Results) -> list[str]:
+    longest = max(results["temporaries"], key=int)
+    row = results["temporaries"][longest]["gradient"]
     parts = [
         f"{memory(row[f'textbook {kind}'])} for the textbook's {kind} form and "
         f"{memory(row[f'our {kind}'])} for ours"
         for kind in ("dot", "additive")
         if row.get(f"textbook {kind}") and row.get(f"our {kind}")
     ]
-    if not parts:
-        return None
-    return f"The gradient at length {int(longest):,} needs temporaries of {'; '.join(parts)}."
+    said = f"The gradient at length {int(longest):,} needs temporaries of {'; '.join(parts)}."
+    return [said] if parts else []
 
 
-def _claims(results: Mapping[str, Any]) -> list[str]:
+def _claims(results: Results) -> list[str]:
     """Return the articles' claims, each with what was measured here."""
     said = ["The articles claim: the dot product is 2–3 times faster than additive attention."]
-    for family in ("textbook", "our"):
+    for family in _FAMILIES:
         for which, words in _PASSES.items():
             ratios = ratio(results, which, f"{family} additive", f"{family} dot")
             if ratios:
-                listed = joined([f"{r:.1f} at {n}" for n, r in ratios.items()])
-                said.append(f"{words}, {family} forms, measured here: {listed}.")
+                shown = joined(f"{r:.1f} at {n}" for n, r in ratios.items())
+                said.append(f"{words}, {family} forms, measured here: {shown}.")
     said.append("They also claim: use additive attention up to length 512, the dot product beyond.")
-    for family in ("textbook", "our"):
+    for family in _FAMILIES:
         ratios = ratio(results, "gradient", f"{family} additive", f"{family} dot")
         within = [n for n, r in ratios.items() if r <= 3]
-        if not ratios:
-            continue
-        if not within:
+        beyond = [n for n, r in ratios.items() if within and r > 3 and n > max(within)]
+        if ratios and not within:
             said.append(
                 f"On this machine the {family} additive form costs more than three dot products at "
                 "every length measured, so no length speaks for it by time alone; its quality must."
             )
-        else:
-            beyond = [n for n, r in ratios.items() if r > 3 and n > max(within)]
+        elif ratios:
             said.append(
                 f"On this machine the {family} additive form costs at most three dot products "
-                f"(gradient included) at lengths {joined([str(n) for n in within])}"
+                f"(gradient included) at lengths {joined(map(str, within))}"
                 + (f" and more from {min(beyond)} on." if beyond else ".")
             )
     return said
 
 
-def _times(results: Mapping[str, Any], which: str) -> Table:
-    rows = [
-        Row([name, *(mean_sd(values, 2) for values in row)])
-        for name, row in results["milliseconds"][which].items()
+def _times_picture(results: Results, folder: Path) -> Picture:
+    def lines(row: Sequence[Sequence[float | None]]) -> list[Any]:
+        """Return one line a seed from the values by length and seed."""
+        points = list(zip(results["lengths"], row, strict=True))
+        most = max(map(len, row), default=0)
+        return [[(n, v[i] if i < len(v) else None) for n, v in points] for i in range(most)]
+
+    panels = [
+        (words, {name: lines(row) for name, row in results["milliseconds"][which].items()})
+        for which, words in _PASSES.items()
     ]
-    return Table(
-        f"{_PASSES[which]}: milliseconds, by length",
-        ["form", *(f"{n:,}" for n in results["lengths"])],
-        rows,
-        note="– : not run, its temporaries exceed the limit.",
-    )
-
-
-def _memory(results: Mapping[str, Any], which: str) -> Table:
-    sizes = results["temporaries"]
-    lengths = sorted(sizes, key=int)
-    names = list(sizes[lengths[0]][which])
-    return Table(
-        f"{_PASSES[which]}: temporaries, by length",
-        ["form", *(f"{int(n):,}" for n in lengths)],
-        [Row([name, *(memory(sizes[n][which].get(name)) for n in lengths)]) for name in names],
-    )
-
-
-def _rabe_staats() -> Table:
-    return Table(
-        f"Published: memory overhead of dot-product attention ({RABE_STAATS}): {COMPARE_THE_SHAPE}",
-        ["form", *(f"{n:,}" for n in RABE_STAATS_LENGTHS)],
-        RABE_STAATS_ROWS,
-        note="They report 59 times less overhead in inference and 32 times in differentiation at "
-        "length 16,384.",
-    )
-
-
-def _crossovers(results: Mapping[str, Any]) -> Table:
-    rows = [
-        Row(
-            [
-                f"{c['slower']} is slower than {c['faster']}",
-                _PASSES[c["pass"]].lower(),
-                "not up to " + f"{max(results['lengths']):,}" if c["from"] is None
-                else f"from {c['from']:,} on",
-            ]
-        )
-        for c in results["crossovers"]
-    ]  # fmt: skip
-    return Table(
-        "Crossovers on this machine, among the lengths measured",
-        ["pair", "pass", "length"],
-        rows,
-        note="The least length from which the first stays slower at all longer ones measured.",
-    )
-
-
-def _draw(results: Mapping[str, Any], folder: Path) -> dict[str, Picture]:
-    (folder / "figures").mkdir(exist_ok=True)
-    lengths = results["lengths"]
-    panels = []
-    for which, words in _PASSES.items():
-        rows = results["milliseconds"][which].items()
-        series = {name: _runs(lengths, row) for name, row in rows}
-        panels.append((words, series))
-    figures.curves(
-        folder / "figures/time.png", panels, x="length (T = S)", y="milliseconds", log_x=True,
+    return picture(
+        folder, "time", curves, panels, x="length (T = S)", y="milliseconds", log_x=True,
         log_y=True, markers=True, missing="not run",
+        alt="Time against length, forward and with gradient; the numbers are in the tables below.",
+        caption="Time against length, both axes logarithmic. A line of slope 2 grows with the "
+        "square.",
     )  # fmt: skip
-    sizes = results["temporaries"]
+
+
+def _memory_picture(results: Results, folder: Path) -> Picture:
+    sizes = {int(n): cell for n, cell in results["temporaries"].items()}
     panels = []
     for which, words in _PASSES.items():
-        names = sizes[min(sizes, key=int)][which]
         series = {
-            name: [
-                [(int(n), _mebibytes(sizes[n][which].get(name))) for n in sorted(sizes, key=int)]
-            ]
-            for name in names
+            name: [[(n, (sizes[n][which].get(name) or 0) / 2**20) for n in sorted(sizes)]]
+            for name in sizes[min(sizes)][which]
         }
         panels.append((words, series))
-    figures.curves(
-        folder / "figures/memory.png", panels, x="length (T = S)", y="temporaries, MiB", log_x=True,
+    return picture(
+        folder, "memory", curves, panels, x="length (T = S)", y="temporaries, MiB", log_x=True,
         log_y=True, markers=True, missing="not measured",
+        alt="Temporaries against length, forward and with gradient; the numbers are in the tables "
+        "below.",
+        caption="Temporaries against length, both axes logarithmic.",
     )  # fmt: skip
-    return {
-        "time": Picture(
-            "figures/time.png",
-            "Time against length, forward and with gradient; the numbers are in the tables below.",
-            "Time against length, both axes logarithmic. A line of slope 2 grows with the square.",
-        ),
-        "memory": Picture(
-            "figures/memory.png",
-            "Temporaries against length, forward and with gradient; the numbers are in the tables "
-            "below.",
-            "Temporaries against length, both axes logarithmic.",
-        ),
-    }
 
 
-def _runs(lengths: Sequence[int], row: Sequence[Sequence[float | None]]) -> list[Any]:
-    """Return one line a seed from the values by length and seed."""
-    seeds = max((len(values) for values in row), default=0)
-    return [
-        [
-            (n, values[i] if i < len(values) else None)
-            for n, values in zip(lengths, row, strict=True)
-        ]
-        for i in range(seeds)
-    ]
-
-
-def _mebibytes(size: int | None) -> float | None:
-    return size / 2**20 if size else None
-
-
-def _range(values: Sequence[float] | Any) -> str:
-    values = list(values)
-    low, high = min(values), max(values)
-    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-
-
-def _times_as(gain: float) -> str:
-    return f"{gain:.1f} times as fast as" if gain >= 1 else f"{1 / gain:.1f} times as slow as"
+def _range(values: Iterable[float]) -> str:
+    ends = f"{min(values := list(values)):.1f}", f"{max(values):.1f}"
+    return " to ".join(dict.fromkeys(ends))

@@ -1,30 +1,25 @@
 """The report of the study of positions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.report import figures
 from experiments.report.blocks import (
-    COMPARE_THE_SHAPE,
-    Picture,
     Report,
-    Row,
+    Results,
     Section,
     Table,
+    capital,
+    claims,
     diverged,
-    joined,
+    listed,
     mean_sd,
 )
+from experiments.report.figures import curves, picture
 
-Results = Mapping[str, Any]
 _TASKS = {"max": "max retrieval", "copy": "copying", "reverse": "reversing", "sort": "sorting"}
 WORDS = {
     "none": "no positions",
     "log-n": "none, log-n logits",
-    "sinusoidal": "sinusoidal",
-    "learned": "learned",
-    "rotary": "rotary",
     "rotary-linear": "rotary, linear",
     "rotary-ntk": "rotary, NTK",
     "rotary-yarn": "rotary, YaRN",
@@ -37,31 +32,62 @@ WORDS = {
 _LEARNT = 0.6
 
 
+def words(scheme: str) -> str:
+    """Return the words for a scheme."""
+    return WORDS.get(scheme, scheme)
+
+
 def build(results: Results, folder: Path) -> Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
-    settings = results["settings"]
+    settings, ratios, length = results["settings"], results["ratios"], results["trained_length"]
     how = (
         f"A causal Transformer of two layers, width 64 and four heads is trained for "
-        f"{settings['steps']:,} steps of {settings['batch_size']} lists of 1 to "
-        f"{results['trained_length']} symbols, and tested on new lists of that length and longer "
-        "ones. Right is the share of answered symbols that are right, each given the right ones "
-        "before it. The rotary variants are one trained model, tested with a scaling."
+        f"{settings['steps']:,} steps of {settings['batch_size']} lists of 1 to {length} symbols, "
+        "and tested on new lists of that length and longer ones. Right is the share of answered "
+        "symbols that are right, each given the right ones before it. The rotary variants are one "
+        "trained model, tested with a scaling."
     )
+    panels, tables = [], []
+    for task, rows in results["accuracy"].items():
+        series = {
+            words(scheme): [
+                [(r, 100 * values[seed]) for r, values in zip(ratios, row, strict=True)]
+                for seed in range(len(row[0]))
+            ]
+            for scheme, row in rows.items()
+        }
+        panels.append((_TASKS[task], series))
+        tables.append(
+            Table(
+                f"{capital(_TASKS[task])}: right answers, by length "
+                f"(chance {100 * results['chance'][task]:.0f} %)",
+                ["scheme", *(f"{r} × {length}" for r in ratios)],
+                [[words(s), *(mean_sd(v, percent=True) for v in row)] for s, row in rows.items()],
+            )
+        )
+    drawn = picture(
+        folder, "accuracy", curves, panels, x="test length / trained length", y="right, %",
+        log_x=True, markers=True, low_y=0, mark_y=(10.0, "chance"),
+        alt="Right answers with each scheme against test length; the numbers are in the tables "
+        "below.",
+        caption="Right answers against test length over trained length, mean and range over the "
+        "seeds.",
+    )  # fmt: skip
     return Report(
         title="Train short, test long: positions",
         question=results["question"],
-        answer=_answer(results),
+        answer=[said for task in results["accuracy"] for said in _answer(results, task)],
         warnings=diverged(
-            (f"{_TASKS[m['task']]} with {WORDS[m['scheme']]}, seed {m['seed']},", m["diverged_at"])
+            (f"{_TASKS[m['task']]} with {words(m['scheme'])}, seed {m['seed']},", m["diverged_at"])
             for m in results["models"]
         ),
         sections=[
+            Section("Accuracy against length", [how], [drawn, *tables]),
             Section(
-                "Accuracy against length",
-                [how],
-                [_draw(results, folder), *(_table(results, task) for task in results["accuracy"])],
+                "What the papers say",
+                [],
+                [claims((*row[:2], _ours(results, row[2])) for row in _PAPERS)],
             ),
-            Section("What the papers say", [], [_claims(results)]),
         ],
     )
 
@@ -79,64 +105,37 @@ def kept(results: Results, task: str) -> dict[str, float]:
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def _answer(results: Results) -> list[str]:
+def _answer(results: Results, task: str) -> list[str]:
+    rows, ratios, good = results["mean_accuracy"][task], results["ratios"], learnt(results, task)
+    if not good:
+        return [
+            f"No scheme has learnt {_TASKS[task]} in {results['settings']['steps']:,} steps "
+            f"(right at least {100 * _LEARNT:.0f} % at the trained length), so nothing can be "
+            "said of longer lists."
+        ]
     said = []
-    ratios = results["ratios"]
-    for task, rows in results["mean_accuracy"].items():
-        good = learnt(results, task)
-        if not good:
-            said.append(
-                f"No scheme has learnt {_TASKS[task]} in {results['settings']['steps']:,} steps "
-                f"(right at least {100 * _LEARNT:.0f} % at the trained length), so nothing can be "
-                "said of longer lists."
-            )
-            continue
-        if len(ratios) > 1:
-            means = kept(results, task)
-            listed = joined([f"{WORDS[s]} {100 * mean:.0f} %" for s, mean in means.items()])
-            said.append(
-                f"{_TASKS[task].capitalize()}, right on average over {ratios[1]} to {ratios[-1]} "
-                f"times the trained length: {listed}."
-            )
-        poor = [f"{WORDS[s]} ({100 * row[0]:.0f} %)" for s, row in rows.items() if s not in good]
-        if poor:
-            said.append(
-                f"{_TASKS[task].capitalize()} is not learnt in so few steps with {joined(poor)}."
-            )
+    if len(ratios) > 1:
+        means = listed(kept(results, task), ".0f", percent=True, words=words)
+        said.append(
+            f"{capital(_TASKS[task])}, right on average over {ratios[1]} to {ratios[-1]} times the "
+            f"trained length: {means}."
+        )
+    poor = {s: row[0] for s, row in rows.items() if s not in good}
+    if poor:
+        share = listed(poor, ".0f", percent=True, words=words)
+        said.append(f"{capital(_TASKS[task])} is not learnt in so few steps with {share}.")
     return said
-
-
-def _table(results: Results, task: str) -> Table:
-    rows = [
-        Row([WORDS[scheme], *(mean_sd(values, percent=True) for values in row)])
-        for scheme, row in results["accuracy"][task].items()
-    ]
-    length = results["trained_length"]
-    return Table(
-        f"{_TASKS[task].capitalize()}: right answers, by length "
-        f"(chance {100 * results['chance'][task]:.0f} %)",
-        ["scheme", *(f"{r} × {length}" for r in results["ratios"])],
-        rows,
-    )
-
-
-def _claims(results: Results) -> Table:
-    rows = [
-        Row([paper, claim, _ours(results, schemes)], published=True)
-        for paper, claim, schemes in _PAPERS
-    ]
-    return Table(f"Published: {COMPARE_THE_SHAPE}", ["paper", "claim", "ours"], rows, prose=True)
 
 
 def _ours(results: Results, schemes: Sequence[str]) -> str:
     """Return what was measured of these schemes at the longest test, in words."""
-    ratio = results["ratios"][-1]
     parts = []
     for task, rows in results["mean_accuracy"].items():
-        found = [f"{WORDS[s]} {100 * rows[s][-1]:.0f} %" for s in schemes if s in rows]
+        found = {s: rows[s][-1] for s in schemes if s in rows}
         if found:
-            parts.append(f"{_TASKS[task]} at {ratio} times the length: {joined(found)}")
-    return "; ".join(parts) or "–"
+            shares = listed(found, ".0f", percent=True, words=words)
+            parts.append(f"{_TASKS[task]} at {results['ratios'][-1]} times the length: {shares}")
+    return "; ".join(parts)
 
 
 _PAPERS = (
@@ -166,27 +165,3 @@ _PAPERS = (
         ("log-n", "none"),
     ),
 )
-
-
-def _draw(results: Results, folder: Path) -> Picture:
-    (folder / "figures").mkdir(exist_ok=True)
-    ratios = results["ratios"]
-    panels = []
-    for task, rows in results["accuracy"].items():
-        series = {
-            WORDS[scheme]: [
-                [(r, 100 * values[seed]) for r, values in zip(ratios, row, strict=True)]
-                for seed in range(len(row[0]))
-            ]
-            for scheme, row in rows.items()
-        }
-        panels.append((_TASKS[task], series))
-    figures.curves(
-        folder / "figures/accuracy.png", panels, x="test length / trained length", y="right, %",
-        log_x=True, markers=True, low_y=0, mark_y=(10.0, "chance"),
-    )  # fmt: skip
-    return Picture(
-        "figures/accuracy.png",
-        "Right answers with each scheme against test length; the numbers are in the tables below.",
-        "Right answers against test length over trained length, mean and range over the seeds.",
-    )

@@ -1,27 +1,33 @@
 """The report of the scaling study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report import figures
 from experiments.report.blocks import (
     COMPARE_THE_SHAPE,
     Picture,
     Report,
+    Results,
     Row,
     Section,
     Table,
     diverged,
     joined,
     known,
+    listed,
     mean,
     mean_sd,
     number,
+    observations,
+    runs,
+    seeds,
 )
+from experiments.report.figures import curves, picture
 from experiments.report.published import UNTRAINED, VASWANI
 
-Results = Mapping[str, Any]
+Cells = Sequence[Results]
+_SCORES = {"dot": "unscaled", "scaled_dot": "scaled", "additive": "additive"}
 _MEASURES = {
     "entropy": "entropy / ln n",
     "largest": "largest weight",
@@ -32,12 +38,25 @@ _SOURCE = "figures given with the study's design, same set-up: 32 keys, 400 quer
 
 def build(results: Results, folder: Path) -> Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
-    (folder / "figures").mkdir(exist_ok=True)
+    settings = results["settings"]
+
+    def thinned(name: str) -> Callable[[Results], Any]:
+        return lambda cell: _thinned(cell[name])
+
+    learning = [
+        _curve(results, folder, "loss", "Loss in training, nats", thinned("loss")),
+        _curve(results, folder, "entropy", "Entropy of the attention / ln n"),
+        _curve(results, folder, "gradient_norm", "Gradient norm", thinned("gradient_norm")),
+        _trained_table(results),
+    ]
     return Report(
         title="What the scale of the dot product does",
         question=results["question"],
-        answer=[s for s in (*_before(results), *_during(results)) if s],
-        warnings=_warnings(results),
+        answer=[*_before(results), *(s for d in _depths(results) for s in _during(results, d))],
+        warnings=diverged(
+            (f"{c['name']} at depth {c['depth']}, seed {c['seed']},", c["diverged_at"])
+            for c in results["trained"]
+        ),
         sections=[
             Section(
                 "Before training",
@@ -54,33 +73,25 @@ def build(results: Results, folder: Path) -> Report:
                 "During training",
                 [
                     "Associative recall: a list of key–value pairs, then keys whose values are "
-                    f"asked for, one attention layer with one head. {results['settings']['pairs']} "
-                    f"pairs, {results['settings']['queries']} questions, batches of "
-                    f"{results['settings']['batch_size']}, the same learning rate for all. The "
+                    f"asked for, one attention layer with one head. {settings['pairs']} "
+                    f"pairs, {settings['queries']} questions, batches of "
+                    f"{settings['batch_size']}, the same learning rate for all. The "
                     "scale is 1/d^p: no scale p = 0, too weak p = ¼, 1/√d p = ½, too strong p = 1.",
                 ],
-                [
-                    _curve(results, folder, "loss", "Loss in training, nats", log=True),
-                    _curve(results, folder, "entropy", "Entropy of the attention / ln n"),
-                    _curve(results, folder, "gradient_norm", "Gradient norm", log=True),
-                    _trained_table(results),
-                ],
+                learning,
             ),
             Section("Beside the claims", _claims(results)),
         ],
-    )  # fmt: skip
+    )
 
 
-def _cells(results: Results, depth: int, name: str) -> list[Mapping[str, Any]]:
-    return [c for c in results["trained"] if c["depth"] == depth and c["name"] == name]
+def _depths(results: Results, where: str = "trained") -> list[int]:
+    return sorted({c["depth"] for c in results[where]})
 
 
-def _depths(results: Results) -> list[int]:
-    return sorted({c["depth"] for c in results["trained"]})
-
-
-def _names(results: Results) -> list[str]:
-    return list(dict.fromkeys(c["name"] for c in results["trained"]))
+def _by_name(results: Results, depth: int) -> dict[str, list[Results]]:
+    """Return the trained models of one depth, by the name of their scale."""
+    return runs((c for c in results["trained"] if c["depth"] == depth), "name", lambda c: c)
 
 
 def _untrained(results: Results, depth: int, score: str, measure: str) -> list[float]:
@@ -88,53 +99,30 @@ def _untrained(results: Results, depth: int, score: str, measure: str) -> list[f
 
 
 def _before(results: Results) -> list[str]:
-    depths = sorted({c["depth"] for c in results["untrained"]})
-    low, high = depths[0], depths[-1]
+    low, high = (_depths(results, "untrained")[i] for i in (0, -1))
 
     def shown(depth: int, score: str, measure: str, form: str) -> str:
         return number(mean(_untrained(results, depth, score, measure)), form)
+
+    def entropies(score: str) -> str:
+        ends = (f"{shown(d, score, 'entropy', '.3f')} at depth {d}" for d in (low, high))
+        return " of ln n and ".join(ends)
 
     return [
         f"Before training, the unscaled dot gives one key {shown(high, 'dot', 'largest', '.0%')} "
         f"of the weight on average at depth {high} ({shown(low, 'dot', 'largest', '.0%')} at depth "
         f"{low}); its softmax lets through a median gradient of "
         f"{shown(high, 'dot', 'jacobian', '.4f')} there ({shown(low, 'dot', 'jacobian', '.3f')}).",
-        "Scaled by 1/√d it hardly changes with the depth: entropy "
-        f"{shown(low, 'scaled_dot', 'entropy', '.3f')} of ln n at depth {low}, "
-        f"{shown(high, 'scaled_dot', 'entropy', '.3f')} at {high}. The additive score stays broad "
-        f"as well: {shown(low, 'additive', 'entropy', '.3f')} and "
-        f"{shown(high, 'additive', 'entropy', '.3f')}.",
+        f"Scaled by 1/√d the entropy is {entropies('scaled_dot')}; that of the additive score is "
+        f"{entropies('additive')}.",
     ]
 
 
-def _during(results: Results) -> list[str]:
-    said = []
-    for depth in _depths(results):
-        ends = {n: _last(_cells(results, depth, n), "valid_loss") for n in _names(results)}
-        ranked = sorted((v, n) for n, v in ends.items() if v is not None)
-        if ranked:
-            listed = joined([f"{n} {v:.2f}" for v, n in ranked])
-            said.append(
-                f"After {results['settings']['steps']} steps at depth {depth}, held-out loss by "
-                f"scale, best first: {listed}."
-            )
-        half = {n: _half(_cells(results, depth, n)) for n in _names(results)}
-        reached = sorted((v, n) for n, v in half.items() if v is not None)
-        if reached:
-            words = joined([f"{n} at step {v:.0f}" for v, n in reached])
-            never = [n for n, v in half.items() if v is None]
-            said.append(
-                f"Half of the starting loss is reached, at depth {depth}, by {words}"
-                + (f"; not at all by {joined(never)}." if never else ".")
-            )
-    return said
-
-
-def _last(cells: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _last(cells: Cells, name: str) -> float | None:
     return mean(c["observed"][-1][name] for c in cells)
 
 
-def _half(cells: Sequence[Mapping[str, Any]]) -> float | None:
+def _half(cells: Cells) -> float | None:
     """Return the mean step at which held-out loss is half of what it was; None if one never is."""
     steps = []
     for cell in cells:
@@ -147,134 +135,117 @@ def _half(cells: Sequence[Mapping[str, Any]]) -> float | None:
     return mean(steps)
 
 
-def _warnings(results: Results) -> list[str]:
-    return diverged(
-        (f"{c['name']} at depth {c['depth']}, seed {c['seed']},", c["diverged_at"])
-        for c in results["trained"]
-    )
+def _during(results: Results, depth: int) -> list[str | None]:
+    cells = _by_name(results, depth)
+    ends = listed({n: _last(c, "valid_loss") for n, c in cells.items()}, ".2f", best=min)
+    half = {n: _half(c) for n, c in cells.items()}
+    reached = sorted((v, n) for n, v in half.items() if v is not None)
+    never = joined(n for n, v in half.items() if v is None)
+    words = joined(f"{n} at step {v:.0f}" for v, n in reached)
+    return [
+        f"After {results['settings']['steps']} steps at depth {depth}, held-out loss by scale, "
+        f"best first: {ends}."
+        if ends
+        else None,
+        f"Half of the starting loss is reached, at depth {depth}, by {words}"
+        + (f"; not at all by {never}." if never else ".")
+        if words
+        else None,
+    ]
 
 
 def _untrained_picture(results: Results, folder: Path) -> Picture:
-    depths = sorted({c["depth"] for c in results["untrained"]})
-    scores = ("dot", "scaled_dot", "additive")
     panels = []
     for measure, words in _MEASURES.items():
-        series = {}
-        for score in scores:
-            rows = [_untrained(results, d, score, measure) for d in depths]
-            series[score] = [
-                [(d, row[i]) for d, row in zip(depths, rows, strict=True)]
-                for i in range(len(rows[0]))
-            ]
+        cells = sorted(results["untrained"], key=lambda c: c["depth"])
+        series = {
+            score: list(
+                runs(cells, "seed", lambda c, s=score, m=measure: (c["depth"], c[s][m])).values()
+            )
+            for score in _SCORES
+        }
         panels.append((words, series))
-    figures.curves(
-        folder / "figures/untrained.png", panels, x="depth", y="", log_x=True, markers=True,
-        same_y=False, low_y=0,
+    return picture(
+        folder, "untrained", curves, panels, x="depth", y=["", "", ""], log_x=True, markers=True,
+        low_y=0,
+        alt="Three panels against depth: entropy, largest weight and Jacobian norm of the unscaled "
+        "dot, the scaled dot and the additive score. The numbers are in the table.",
+        caption="Weights before any training, by depth of the score.",
     )  # fmt: skip
-    return Picture(
-        "figures/untrained.png",
-        "Three panels against depth: entropy, largest weight and Jacobian norm. The unscaled dot's "
-        "entropy and Jacobian norm fall towards 0 and its largest weight rises towards 1; the "
-        "other two scores stay level. The numbers are in the table.",
-        "Weights before any training, by depth of the score.",
-    )
 
 
 def _untrained_table(results: Results) -> Table:
-    rows = []
-    for depth in sorted({c["depth"] for c in results["untrained"]}):
-        cells = [c for c in results["untrained"] if c["depth"] == depth]
+    rows: list[Row] = []
+    for depth in _depths(results, "untrained"):
         ours = [
             mean_sd(_untrained(results, depth, score, measure), 3)
-            for score in ("dot", "scaled_dot", "additive")
+            for score in _SCORES
             for measure in _MEASURES
         ]
-        rows.append(Row([f"{depth}, ours", mean_sd([c["sd"] for c in cells], 2), *ours]))
+        sds = [c["sd"] for c in results["untrained"] if c["depth"] == depth]
+        rows.append(Row([f"{depth}, ours", mean_sd(sds, 2), *ours]))
         if depth in UNTRAINED:
             sd, *scores = UNTRAINED[depth]
-            given = ["–" if v is None else f"{v:.3f}" for score in scores for v in score]
+            given = [number(value, ".3f") for score in scores for value in score]
             rows.append(Row([f"{depth}, given", f"{sd:g}", *given], published=True))
-    names = ("unscaled", "scaled", "additive")
-    columns = [f"{n}: {m}" for n in names for m in ("entropy", "largest", "Jacobian")]
+    columns = [f"{n}: {m}" for n in _SCORES.values() for m in ("entropy", "largest", "Jacobian")]
     return Table(
-        "Entropy / ln n, largest weight, median Jacobian norm" + _seeds(results),
+        f"Entropy / ln n, largest weight, median Jacobian norm ({seeds(results)})",
         ["depth", "sd of q·k", *columns],
         rows,
         note=f"“given”: {_SOURCE}; – where it gives none. The claim is {VASWANI}, §3.2.1.",
     )
 
 
-def _curve(results: Results, folder: Path, measure: str, title: str, log: bool = False) -> Picture:
-    panels = []
-    for depth in _depths(results):
-        series = {}
-        for name in _names(results):
-            cells = _cells(results, depth, name)
-            if measure == "entropy":
-                runs = [[(o["step"], o["entropy"]) for o in c["observed"]] for c in cells]
-            else:
-                runs = [_thinned(c[measure]) for c in cells]
-            series[name] = runs
-        panels.append((f"depth {depth}", series))
-    file = f"figures/{measure}.png"
-    figures.curves(
-        folder / file, panels, x="step", y=title, log_y=log, low_y=None if log else 0
-    )  # fmt: skip
-    ends = "; ".join(
-        f"depth {d}: "
-        + ", ".join(f"{n} {_end(_cells(results, d, n), measure)}" for n in _names(results))
-        for d in _depths(results)
-    )
-    return Picture(
-        file,
-        f"{title} over the steps. At the end: {ends}.",
-        f"{title}, over the steps; lines are means over the seeds, bands their range.",
-    )
-
-
-def _end(cells: Sequence[Mapping[str, Any]], measure: str) -> str:
-    if measure == "entropy":
-        return mean_sd([c["observed"][-1]["entropy"] for c in cells], 2)
-    return mean_sd([points[-1][1] for c in cells if (points := _thinned(c[measure]))], 3)
-
-
 def _thinned(values: Sequence[float | None]) -> list[tuple[int, float | None]]:
     """Return means of stretches, some 50 of them, each at its last step."""
     stretch = max(1, len(values) // 50)
-    points: list[tuple[int, float | None]] = []
-    for start in range(0, len(values), stretch):
-        part = values[start : start + stretch]
-        points.append((start + len(part), mean(part)))
-    return points
+    parts = [(at, values[at : at + stretch]) for at in range(0, len(values), stretch)]
+    return [(at + len(part), mean(part)) for at, part in parts]
+
+
+def _curve(
+    results: Results,
+    folder: Path,
+    measure: str,
+    title: str,
+    curve: Callable[[Results], Any] | None = None,
+) -> Picture:
+    """Draw one quantity over the steps, with a logarithmic axis where it is no observation."""
+    log, curve = curve is not None, curve or (lambda cell: observations(cell, measure))
+    panels, ends = [], []
+    for depth in _depths(results):
+        cells = _by_name(results, depth)
+        series = {name: [curve(cell) for cell in own] for name, own in cells.items()}
+        last = {n: [run[-1][1] for run in own if run] for n, own in series.items()}
+        words = ", ".join(f"{n} {mean_sd(v, 3 if log else 2)}" for n, v in last.items())
+        panels.append((f"depth {depth}", series))
+        ends.append(f"depth {depth}: {words}")
+    return picture(
+        folder, measure, curves, panels, x="step", y=title, log_y=log, low_y=None if log else 0,
+        alt=f"{title} over the steps. At the end: {'; '.join(ends)}.",
+        caption=f"{title}, over the steps; lines are means over the seeds, bands their range.",
+    )  # fmt: skip
 
 
 def _trained_table(results: Results) -> Table:
-    rows = []
-    for depth in _depths(results):
-        for name in _names(results):
-            cells = _cells(results, depth, name)
-            first = [c["observed"][0]["entropy"] for c in cells]
-            rows.append(
-                Row(
-                    [
-                        f"{depth}, {name}",
-                        f"{cells[0]['scale']:.4g}",
-                        mean_sd(first, 2),
-                        mean_sd([c["observed"][-1]["entropy"] for c in cells], 2),
-                        mean_sd([c["observed"][-1]["valid_loss"] for c in cells], 3),
-                        mean_sd([c["observed"][-1]["accuracy"] for c in cells], 1, percent=True),
-                        mean_sd([mean(c["gradient_norm"][:20]) for c in cells], 2),
-                    ]
-                )
-            )
-    return Table(
-        "After training" + _seeds(results),
+    rows = [
         [
-            "depth, scale", "factor", "entropy before", "entropy after", "held-out loss",
-            "right answers", "gradient norm, first steps",
-        ],
-        rows,
-    )  # fmt: skip
+            f"{depth}, {name}",
+            f"{cells[0]['scale']:.4g}",
+            *(mean_sd([c["observed"][at]["entropy"] for c in cells], 2) for at in (0, -1)),
+            mean_sd([c["observed"][-1]["valid_loss"] for c in cells], 3),
+            mean_sd([c["observed"][-1]["accuracy"] for c in cells], 1, percent=True),
+            mean_sd([mean(c["gradient_norm"][:20]) for c in cells], 2),
+        ]
+        for depth in _depths(results)
+        for name, cells in _by_name(results, depth).items()
+    ]
+    columns = [
+        "depth, scale", "factor", "entropy before", "entropy after", "held-out loss",
+        "right answers", "gradient norm, first steps",
+    ]  # fmt: skip
+    return Table(f"After training ({seeds(results)})", columns, rows)
 
 
 def _claims(results: Results) -> list[str]:
@@ -284,33 +255,24 @@ def _claims(results: Results) -> list[str]:
         f"({COMPARE_THE_SHAPE}.)"
     ]
     for depth in _depths(results):
-        entropies = {
-            n: mean(c["observed"][0]["entropy"] for c in _cells(results, depth, n))
-            for n in _names(results)
-        }
-        start = {n: v for n, v in entropies.items() if v is not None}
-        half = {n: _half(_cells(results, depth, n)) for n in _names(results)}
+        cells = _by_name(results, depth)
+        half = {n: _half(c) for n, c in cells.items()}
         slow, right = half.get("no scale"), half.get("1/√d")
-        if right is not None:
+        if "no scale" in half and right is not None:
+            steps = f": step {slow:.0f} against {right:.0f} for half the loss" if slow else ""
             verdict = (
                 "it is so here: it never halves its loss"
                 if slow is None
-                else f"it is so here: step {slow:.0f} against {right:.0f} for half the loss"
-                if slow > right
-                else f"it is not so here: step {slow:.0f} against {right:.0f} for half the loss"
+                else f"it is {'so' if slow > right else 'not so'} here{steps}"
             )
             said.append(f"The articles: unscaled starts slowly. At depth {depth} {verdict}.")
-        if {"too strong", "1/√d", "too weak"} <= start.keys():
-            ordered = start["too weak"] < start["1/√d"] < start["too strong"]
+        start = {n: mean(c["observed"][0]["entropy"] for c in own) for n, own in cells.items()}
+        weak, one, strong = (start.get(n) for n in ("too weak", "1/√d", "too strong"))
+        if weak is not None and one is not None and strong is not None:
             said.append(
                 "The articles: too strong a scale flattens the weights, too weak a one sharpens "
-                f"them. At depth {depth} entropy before training is {start['too weak']:.2f} with "
-                f"too weak a scale, {start['1/√d']:.2f} with 1/√d and {start['too strong']:.2f} "
-                f"with too strong a one: {'as claimed' if ordered else 'not as claimed'}."
+                f"them. At depth {depth} entropy before training is {weak:.2f} with too weak a "
+                f"scale, {one:.2f} with 1/√d and {strong:.2f} with too strong a one: "
+                f"{'as claimed' if weak < one < strong else 'not as claimed'}."
             )
     return said
-
-
-def _seeds(results: Results) -> str:
-    count = results["settings"]["seeds"]
-    return " (quick: one seed)" if count == 1 else f", mean ± standard deviation, {count} seeds"

@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from experiments import long_figures
 from experiments.__main__ import main
-from experiments.report import figures
+from experiments.report import figures, look
 from experiments.report.blocks import diverged, duration, known, mean, mean_sd, memory, number
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -77,11 +76,14 @@ def test_other_figures_take_what_is_not_a_number(value, tmp_path):
     figures.ratios(file, {"a": {"f": (value, 1.0)}, "b": {"f": (1.0, value)}})
     figures.ratios(file, {"a": {"f": (value, value)}})
     weights = np.array([[value, 0.5], [0.5, 0.5]], object)
-    figures.alignments(file, [("t", weights)], ["a", "b"], ["c", "d"])
+    look.alignments(file, [("t", weights)], ["a", "b"], ["c", "d"])
     for row in ([value, value], [1.0, value]):
-        panel = "t", "ms", {"a": row}
-        long_figures.costs(file, [64, 128], [panel, panel], {"a": "a"}, [])
-        long_figures.dots(file, ["a"], [("t", 0.1, {"a": row})], [])
+        panel = "t", {"a": [list(zip((64, 128), row, strict=True))]}
+        figures.curves(
+            file, [panel, panel], x="T", y=("ms", "MiB"), log_x=True, log_y=True, slopes=True,
+            labels={"a": "a"}, styles={"a": ("#000000", "-", "o")},
+        )  # fmt: skip
+        figures.dots(file, [("t", 0.1, {"a": row})], {"a": ("#000000", "-", "o")})
     assert file.read_bytes().startswith(b"\x89PNG")
 
 

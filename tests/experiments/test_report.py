@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 
-from experiments.report import figures
+from experiments.report import figures, look
 from experiments.report.blocks import (
     Heatmap,
     Report,
@@ -95,8 +95,8 @@ def test_words_without_a_font_are_drawn_in_html(tmp_path):
 
 
 def test_fonts_are_asked_for_their_signs():
-    assert figures.drawable(["Ärzte", "⟨end⟩", "√d"])
-    assert not figures.drawable(["\U000f0000"])
+    assert look.drawable(["Ärzte", "⟨end⟩", "√d"])
+    assert not look.drawable(["\U000f0000"])
 
 
 @pytest.mark.parametrize("weight", [200, 700])
@@ -111,12 +111,12 @@ def test_the_regular_face_of_a_family_is_asked_wherever_the_others_stand(monkeyp
     manager = copy.copy(font_manager.fontManager)
     manager.ttflist = listed
     monkeypatch.setattr(font_manager, "fontManager", manager)
-    figures._fonts.cache_clear()
+    look._fonts.cache_clear()
     try:
-        assert list(figures._fonts()) == ["DejaVu Sans"]
-        assert figures.drawable(["⟨end⟩", "Ä"])
+        assert list(look._fonts()) == ["DejaVu Sans"]
+        assert look.drawable(["⟨end⟩", "Ä"])
     finally:
-        figures._fonts.cache_clear()
+        look._fonts.cache_clear()
 
 
 HOSTILE = [
@@ -135,7 +135,7 @@ HOSTILE = [
 def test_no_word_of_the_data_is_read_as_a_formula_or_lost(tmp_path):
     weights = np.full((len(HOSTILE), len(HOSTILE)), 0.5)
     for name in ("a.png", "a.svg"):
-        figures.alignments(tmp_path / name, [("$m$ $", weights)], HOSTILE, HOSTILE, [(0, 1)])
+        look.alignments(tmp_path / name, [("$m$ $", weights)], HOSTILE, HOSTILE, [(0, 1)])
     text = (tmp_path / "a.svg").read_text()
     ElementTree.fromstring(text)  # control characters are no XML
     for shown in ("$x_{$", "cost $5 or $6", "a␀b", "␛[31m"):
