@@ -22,52 +22,44 @@ from attention_jax.kernels.request import Result
 
 
 class _Gates(NamedTuple):
-    """The gates of one attention.
+    """The gates `[*layers, *batch, heads]` of one attention; layers are lengths of scans."""
 
-    Attributes:
-        number: index of the attention, in order of execution.
-        layers: lengths of the enclosing scans.
-        batch: the batch axes.
-        heads: N.
-    """
-
-    number: int
+    path: str
     layers: tuple[int, ...]
     batch: tuple[int, ...]
     heads: int
 
-    def names(self, path: str) -> list[str]:
+    @property
+    def names(self) -> list[str]:
         """The paths of its layers, as in `capture`."""
-        return [path + "".join(f"[{i}]" for i in at) for at in np.ndindex(*self.layers)]
+        return [self.path + "".join(f"[{i}]" for i in at) for at in np.ndindex(*self.layers)]
 
 
-def _run(model: Application, gates: Mapping[int, Array]) -> tuple[Any, dict[str, Collected]]:
-    """Runs a model with gates `[*layers, *#B, N]` on its heads, by index of the attention."""
+def _run(model: Application, gates: Sequence[Any]) -> tuple[Any, dict[str, Collected]]:
+    """Runs a model with gates `[*layers, *#B, N]` on the heads of each attention, in order."""
 
     def record(call: Call) -> tuple[Result, Array]:
         layout = call.request.layout
         return call.run(call.request), jnp.zeros((*layout.batch, layout.N, 0), jnp.float32)
 
-    return model.run(record, {number: gate[..., None, :, None] for number, gate in gates.items()})
+    wide = {i: jnp.asarray(gate)[..., None, :, None] for i, gate in enumerate(gates)}
+    return model.run(record, wide)
 
 
-def _find_gates(model: Application) -> dict[str, _Gates]:
-    """The gates by path, in order of execution, without running the model."""
+def _find_gates(model: Application) -> list[_Gates]:
+    """The gates of every attention, in order of execution, without running the model."""
     paths: list[str] = []
 
     def trace() -> list[Collected]:
-        found = _run(model, {})[1]
+        found = _run(model, [])[1]
         paths.extend(found)
         return list(found.values())
 
     found = jax.eval_shape(trace)
     if not found:
         raise ValueError("no attention of attention_jax ran in this model")
-    gates = {}
-    for number, (path, x) in enumerate(zip(paths, found, strict=True)):
-        shape, lead = x.values.shape[:-1], len(x.layers)
-        gates[path] = _Gates(number, x.layers, shape[lead:-1], shape[-1])
-    return gates
+    shapes = [(x.layers, x.values.shape[len(x.layers) : -1]) for x in found]
+    return [_Gates(p, n, axes[:-1], axes[-1]) for p, (n, axes) in zip(paths, shapes, strict=True)]
 
 
 @arguments_of(capture)
@@ -119,38 +111,35 @@ def head_importance(  # noqa: D417
     check_choice("kind", kind, "gradient", "ablation")
     applied = prepare(model, variables, method, inputs, options)
     every = _find_gates(applied)
-
-    def gated_loss(gates: dict[int, Array]) -> Array:
-        return loss(_run(applied, gates)[0])
-
-    if kind == "gradient":
-        shapes = {g.number: (*g.layers, *g.batch, g.heads) for g in every.values()}
-        ones = {number: jnp.ones(shape, jnp.float32) for number, shape in shapes.items()}
-        slopes = jax.jit(jax.grad(gated_loss))(ones)
-        importance = [
-            np.abs(np.asarray(slopes[g.number])).reshape(-1, math.prod(g.batch), g.heads).sum(1)
-            for g in every.values()
-        ]
-    else:
-        importance = _ablate(gated_loss, list(every.values()))
-    found = {
-        name: row
-        for (path, gates), rows in zip(every.items(), importance, strict=True)
-        for name, row in zip(gates.names(path), rows, strict=True)
-    }
+    measure = _differentiate if kind == "gradient" else _ablate
+    importance = measure(lambda gates: loss(_run(applied, gates)[0]), every)
+    names = [name for gates in every for name in gates.names]
+    rows = [row for x in importance for row in x]
     if normalize:
-        found = {path: x / (float(np.linalg.norm(x)) or 1.0) for path, x in found.items()}
-    return found
+        rows = [row / (float(np.linalg.norm(row)) or 1.0) for row in rows]
+    return dict(zip(names, rows, strict=True))
 
 
-def _ablate(loss: Callable[[Any], Array], every: Sequence[_Gates]) -> list[np.ndarray]:
+def _differentiate(
+    loss: Callable[[list[Array]], Array], every: Sequence[_Gates]
+) -> list[np.ndarray]:
+    """The absolute gradient of each gate, summed over examples; `[layers, N]` an attention."""
+    ones = [jnp.ones((*g.layers, *g.batch, g.heads), jnp.float32) for g in every]
+    slopes = map(np.asarray, jax.jit(jax.grad(loss))(ones))
+    return [
+        np.abs(x).reshape(-1, math.prod(g.batch), g.heads).sum(1)
+        for x, g in zip(slopes, every, strict=True)
+    ]
+
+
+def _ablate(loss: Callable[[list[Array]], Array], every: Sequence[_Gates]) -> list[np.ndarray]:
     """The loss without each head minus the loss with all; one compiled program, run in a loop."""
     shapes = [(*gates.layers, gates.heads) for gates in every]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
 
     def without(removed: Array) -> Array:
         parts = jnp.split(1 - removed, ends[:-1].tolist())
-        return loss({g.number: x.reshape(s) for g, x, s in zip(every, parts, shapes, strict=True)})
+        return loss([x.reshape(shape) for x, shape in zip(parts, shapes, strict=True)])
 
     removed = jnp.concatenate([jnp.zeros((1, ends[-1])), jnp.eye(int(ends[-1]))])
     losses = np.asarray(jax.jit(functools.partial(jax.lax.map, without))(removed))
@@ -180,18 +169,20 @@ def mask_heads(  # noqa: D417
     """
     applied = prepare(model, variables, method, inputs, options)
     every = _find_gates(applied)
-    layers = {
-        name: (path, i) for path, gates in every.items() for i, name in enumerate(gates.names(path))
+    masks = [np.ones((math.prod(gates.layers), gates.heads), np.float32) for gates in every]
+    rows = {
+        name: row
+        for x, gates in zip(masks, every, strict=True)
+        for name, row in zip(gates.names, x, strict=True)
     }
-    masks: dict[int, np.ndarray] = {}
     for name, masked in heads.items():
-        if name not in layers:
-            raise ValueError(f"heads: no attention {name!r}; there are {', '.join(layers)}")
-        path, i = layers[name]
-        number, shape, _, count = every[path]
-        wrong = [n for n in masked if not 0 <= n < count]
+        if name not in rows:
+            raise ValueError(f"heads: no attention {name!r}; there are {', '.join(rows)}")
+        wrong = [n for n in masked if not 0 <= n < rows[name].size]
         if wrong:
-            raise ValueError(f"heads: {name!r} has heads 0 to {count - 1}, not {wrong[0]}")
-        mask = masks.setdefault(number, np.ones((*shape, count), np.float32))
-        mask.reshape(-1, count)[i, list(masked)] = 0
-    return _run(applied, {number: jnp.asarray(mask) for number, mask in masks.items()})[0]
+            raise ValueError(
+                f"heads: {name!r} has heads 0 to {rows[name].size - 1}, not {wrong[0]}"
+            )
+        rows[name][list(masked)] = 0
+    shaped = [x.reshape(*gates.layers, gates.heads) for x, gates in zip(masks, every, strict=True)]
+    return _run(applied, shaped)[0]
