@@ -1,6 +1,6 @@
 """What a flavour makes for the bodies: submodules, parameters and states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attention_jax._core.axes import Array
@@ -16,14 +16,16 @@ class Construction:
 
     Attributes:
         given: Has all settings of the module as attributes.
+        names: The names of the settings.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, names: Iterable[str]) -> None:
         self.given = given
+        self.names = frozenset(names)
 
     def take(self, *names: str) -> dict[str, Any]:
         """Settings by name, to pass on; those that the module does not have are left out."""
-        return {name: getattr(self.given, name) for name in names if hasattr(self.given, name)}
+        return {name: getattr(self.given, name) for name in names if name in self.names}
 
     def linear_options(self, *, output: bool = False, **options: Any) -> dict[str, Any]:
         """The options of every linear layer of the module, unless `options` has another.
@@ -52,6 +54,10 @@ class Construction:
         features are those of the call. `projection.parameters(inputs, features)` are the kernel
         and the bias, or None for it.
         """
+        raise NotImplementedError
+
+    def embed(self, count: int, features: int, init: Any) -> Any:
+        """An embedding of `count` tokens."""
         raise NotImplementedError
 
     def param(self, name: str, draw: Draw) -> Any:

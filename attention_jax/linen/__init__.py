@@ -27,7 +27,6 @@ from attention_jax.linen.decode import greedy_decode as greedy_decode
 from attention_jax.linen.decode import sample_decode as sample_decode
 from attention_jax.linen.graph import GraphAttention as GraphAttention
 from attention_jax.linen.interop import attention_fn as attention_fn
-from attention_jax.linen.language import TransformerLM as TransformerLM
 from attention_jax.linen.mean import MeanAttention as MeanAttention
 from attention_jax.linen.pooling import AttentionPooling as AttentionPooling
 from attention_jax.linen.pruning import merge_similar_heads as merge_similar_heads
@@ -44,3 +43,4 @@ from attention_jax.linen.subquadratic import MemoryCompressedAttention as Memory
 from attention_jax.linen.subquadratic import NystromAttention as NystromAttention
 from attention_jax.linen.subquadratic import RoutedAttention as RoutedAttention
 from attention_jax.linen.transformer import Transformer as Transformer
+from attention_jax.linen.transformer import TransformerLM as TransformerLM

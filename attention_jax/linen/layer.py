@@ -76,7 +76,7 @@ class LinenConstruction(Construction):
     """Makes the parts of a Linen module, in its `setup`."""
 
     def __init__(self, layer: Any, **options: Any) -> None:
-        super().__init__(layer)
+        super().__init__(layer, body.setting_names(type(layer)))
         self._layer = layer
         self._options = options  # of every submodule that is a layer: parent=None leaves it unbound
 
@@ -89,6 +89,11 @@ class LinenConstruction(Construction):
         """`Projection`, whose sizes are those of a call."""
         del inputs, features
         return Projection(axes=axes, **self.linear_options(**options))
+
+    def embed(self, count: int, features: int, init: Any) -> nn.Embed:
+        """`flax.linen.Embed`."""
+        dtypes = self.take("dtype", "param_dtype")
+        return nn.Embed(count, features, embedding_init=init, **dtypes)
 
     def param(self, name: str, draw: Draw) -> Array:
         """`Module.param`."""

@@ -12,7 +12,6 @@ from attention_jax.nnx.decode import greedy_decode as greedy_decode
 from attention_jax.nnx.decode import sample_decode as sample_decode
 from attention_jax.nnx.graph import GraphAttention as GraphAttention
 from attention_jax.nnx.interop import attention_fn as attention_fn
-from attention_jax.nnx.language import TransformerLM as TransformerLM
 from attention_jax.nnx.mean import MeanAttention as MeanAttention
 from attention_jax.nnx.places import alibi as alibi
 from attention_jax.nnx.places import relative_bias as relative_bias
@@ -42,3 +41,4 @@ from attention_jax.nnx.subquadratic import MemoryCompressedAttention as MemoryCo
 from attention_jax.nnx.subquadratic import NystromAttention as NystromAttention
 from attention_jax.nnx.subquadratic import RoutedAttention as RoutedAttention
 from attention_jax.nnx.transformer import Transformer as Transformer
+from attention_jax.nnx.transformer import TransformerLM as TransformerLM

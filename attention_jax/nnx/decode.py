@@ -16,8 +16,7 @@ from attention_jax._core.compiled import compiled
 from attention_jax._modules import generation
 from attention_jax._modules.arguments import AnyMask, Source, vocabulary
 from attention_jax._modules.generation import Ask, Draw, Task
-from attention_jax.nnx.language import TransformerLM
-from attention_jax.nnx.transformer import Transformer
+from attention_jax.nnx.transformer import Transformer, TransformerLM
 
 Model = Transformer | TransformerLM
 # As in `arguments`: what does not fit gets an error made for the reader. Numbers may be traced.

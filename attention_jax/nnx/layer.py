@@ -139,7 +139,7 @@ class NnxConstruction(Construction):
     """Makes the parts of an NNX module, in the order in which they draw from the streams."""
 
     def __init__(self, layer: Any, given: Any) -> None:
-        super().__init__(given)
+        super().__init__(given, vars(given))
         self._layer = layer
         self._rngs: nnx.Rngs = given.rngs
 
@@ -151,6 +151,11 @@ class NnxConstruction(Construction):
         """`Projection`."""
         options = {**self.linear_options(**options), "axis": tuple(range(-axes, 0))}
         return Projection(inputs, features, rngs=self._rngs, **options)
+
+    def embed(self, count: int, features: int, init: Any) -> nnx.Embed:
+        """`flax.nnx.Embed`."""
+        dtypes = self.take("dtype", "param_dtype")
+        return nnx.Embed(count, features, embedding_init=init, rngs=self._rngs, **dtypes)
 
     def param(self, name: str, draw: Draw) -> nnx.Param:
         """`flax.nnx.Param`."""

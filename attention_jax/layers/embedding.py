@@ -1,23 +1,26 @@
-"""Where a token stands, added to its embedding."""
+"""Absolute positions, added to the embeddings of tokens."""
 
+import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax.linen.scores import AnyPositions
+from attention_jax._modules.places import AnyPositions
+from attention_jax.layers.body import Body, settings
+from attention_jax.layers.construction import Construction
 
 
-class AbsolutePositions(nn.Module, kw_only=True):
+@settings
+class AbsolutePositions(Body):
     """What is added to the embeddings `[*B, T, D]`: sinusoidal, learned, or nothing.
 
     Args:
         kind: "sinusoidal", "learned" or "none".
-        max_length: How many learned positions there are; None for the other kinds.
+        max_length: The number of learned positions; None for the other kinds.
         features: D.
         param_dtype: The dtype of learned positions, `table [max_length, D]`.
     """
@@ -25,10 +28,16 @@ class AbsolutePositions(nn.Module, kw_only=True):
     kind: str
     max_length: int | None
     features: int
+    _: dataclasses.KW_ONLY
     param_dtype: Any = jnp.float32
 
-    @nn.compact
-    def __call__(self, x: Array, at: Any = None) -> Array:
+    def _build(self, make: Construction) -> None:
+        init, shape = jax.nn.initializers.normal(0.02), (self.max_length, self.features)
+        learned = self.max_length is not None
+        draw = lambda key: init(key, shape, make.given.param_dtype)  # noqa: E731
+        self.table = make.param("table", draw) if learned else None
+
+    def __call__(self, x: Array, at: Any) -> Array:
         """`x` with its positions added.
 
         Args:
@@ -40,13 +49,11 @@ class AbsolutePositions(nn.Module, kw_only=True):
         if at is None:
             check_length(x.shape[-2], self.max_length)
             at = jnp.arange(x.shape[-2], dtype=jnp.int32)
-        if self.max_length is None:
-            places = positions.sinusoidal(at, self.features)
+        if self.table is not None:
+            added = positions.learned(self.table[...], at)
         else:
-            shape = (self.max_length, self.features)
-            init = jax.nn.initializers.normal(0.02)
-            places = positions.learned(self.param("table", init, shape, self.param_dtype), at)
-        return x + places.astype(x.dtype).reshape((1,) * (x.ndim - places.ndim) + places.shape)
+            added = positions.sinusoidal(at, self.features)
+        return x + added.astype(x.dtype).reshape((1,) * (x.ndim - added.ndim) + added.shape)
 
 
 def check_length(length: int, max_length: int | None) -> None:
@@ -59,7 +66,7 @@ def check_length(length: int, max_length: int | None) -> None:
 
 
 def absolute(given: AnyPositions, max_length: int | None) -> tuple[str, AnyPositions]:
-    """What a `positions=` argument means for embeddings, and what is left for attention.
+    """What a model's `positions` mean for embeddings, and what is left for attention.
 
     Raises:
         ValueError: If learned positions come without `max_length`, or others with it.

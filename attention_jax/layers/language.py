@@ -1,0 +1,150 @@
+"""The decoder-only Transformer: from tokens to logits of the next one."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from attention_jax import masks
+from attention_jax._core.axes import Array
+from attention_jax._modules import arguments
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Target,
+    check_tokens,
+    combine,
+    vocabulary,
+)
+from attention_jax._modules.caches import check_batch, first_cache
+from attention_jax._modules.flags import Flag
+from attention_jax.layers.body import settings
+from attention_jax.layers.construction import Construction
+from attention_jax.layers.embedding import check_length
+from attention_jax.layers.stacks import TransformerEncoder
+from attention_jax.layers.token_model import TokenModel
+
+
+@settings
+class TransformerLM(TokenModel):
+    """A language model: causal self-attention and networks, layer on layer.
+
+        x = √D · embed(token) + position;   logits = W_vocab layers(x)
+
+    Row t of the logits is about token t + 1 and depends on tokens 0..t.
+
+    Args:
+        num_layers: The number of layers.
+        vocab: Number of tokens.
+        norm: "pre", or "post".
+        mask: A mask that holds besides the causal one, such as a window.
+
+    Raises:
+        ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
+
+    References:
+        Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", §3.1.
+    """
+
+    vocab: int
+    _: dataclasses.KW_ONLY
+    norm: Any = "pre"
+
+    _counts = (*TokenModel._counts, "vocab")
+    _first = "_build_decoder"
+
+    def _build(self, make: Construction) -> None:
+        self.embedding = self._build_embedding(make, self.vocab)
+        self._build_positions(make)
+        self.decoder = self._build_decoder(make)
+        self._build_ends(make, self.vocab)
+
+    def _build_decoder(self, make: Construction) -> Any:
+        mask = combine(masks.causal(), make.given.mask)
+        return self._build_stack(make, TransformerEncoder, mask=mask)
+
+    def __call__(
+        self,
+        tokens: Target,
+        token_mask: AnyMask = None,
+        deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
+        **random: Any,
+    ) -> Float[Array, "*B T vocab"]:
+        """Logits of the token after each token.
+
+        Args:
+            tokens: Ids `[*B, T]`.
+            token_mask: Which tokens are real: a boolean array `[*B, T]`, such as `tokens != pad`,
+                padded on either side, where a token's position counts the real ones before it; or
+                a mask object, such as `masks.padding(lengths)`, which leaves positions alone.
+            query_positions: ints `[T]` or `[*B, T]`; by default 0..T-1, or as under `token_mask`.
+
+        Returns:
+            `[*B, T, vocab]`.
+        """
+        shape, flags = np.shape(tokens), (deterministic, random)
+        at = arguments.standing(query_positions, token_mask, shape)
+        mask = arguments.token_mask("token_mask", token_mask, shape)
+        check_tokens("tokens", tokens, vocabulary(self.embedding), mask)
+        x = self._embed(self.embedding, tokens, token_mask, at, *flags)
+        return self.logits(self.decoder(x, mask, deterministic, query_positions=at, **random))
+
+    def new_cache(
+        self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None, rolling: bool = False
+    ) -> Any:
+        """Each layer's empty cache, for `with_cache`; it needs no variables.
+
+        Args:
+            batch: `*B`.
+            length: The number of tokens that it can hold.
+            dtype: What keys and values are stored in; None is the layers', or float32.
+            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
+
+        Raises:
+            ValueError: If there are fewer learned positions.
+        """
+        if not rolling:
+            check_length(length, self.max_length)
+        decoder = self._unbound("decoder", self._build_decoder)
+        return decoder.new_cache(batch, length, dtype=dtype, rolling=rolling)
+
+    def with_cache(
+        self,
+        tokens: Target,
+        cache: Any,
+        *,
+        valid: Any = None,
+        deterministic: Flag = None,
+        **random: Any,
+    ) -> tuple[Float[Array, "*B T vocab"], Any]:
+        """Logits of the token after each of the next tokens: rows of the full pass.
+
+        Args:
+            tokens: Ids `[*B, T]` of the T next tokens: a prompt, a part of one, or one token.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which tokens are real.
+
+        Returns:
+            `[*B, T, vocab]` and the next cache.
+        """
+        check_batch("tokens", tokens, cache, 1)
+        at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
+        check_tokens("tokens", tokens, vocabulary(self.embedding), valid)
+        x = self._embed(self.embedding, tokens, valid, at, deterministic, random)
+        told = {"valid": valid, "deterministic": deterministic, **random}
+        x, cache = self.decoder.with_cache(x, cache, **told)
+        return self.logits(x), cache
+
+    def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
+        """Logits of tokens.
+
+        Args:
+            states: The last layer's states `[*B, T, features]`.
+
+        Returns:
+            `[*B, T, vocab]`, in the states' dtype.
+        """
+        return self._logits(self.embedding, states)

@@ -1,0 +1,299 @@
+"""The encoder–decoder of "Attention Is All You Need", with its attention by choice."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from attention_jax._core.axes import Array
+from attention_jax._modules.arguments import (
+    AnyMask,
+    Features,
+    Memory,
+    Source,
+    Target,
+    check_tokens,
+    standing,
+    token_mask,
+    vocabulary,
+)
+from attention_jax._modules.caches import check_batch, first_cache, memory_shape
+from attention_jax._modules.flags import Flag
+from attention_jax._modules.recipes import AnyScore
+from attention_jax.layers.body import arguments_of, settings
+from attention_jax.layers.construction import Construction
+from attention_jax.layers.decoder_layer import check_cross_attention
+from attention_jax.layers.embedding import check_length
+from attention_jax.layers.stacks import TransformerDecoder, TransformerEncoder
+from attention_jax.layers.token_model import TokenModel
+from attention_jax.softmax import Stats
+
+
+@settings
+class Transformer(TokenModel):
+    """A sequence-to-sequence Transformer, from token ids to logits of the next target token.
+
+        x = √D · embed(token) + sinusoidal(position)
+        memory = encoder(x_source);   logits = W_vocab decoder(x_target, memory)
+
+    Masks say which tokens are real. They are boolean arrays of the ids' own shape (True is a real
+    token), or mask objects such as `attention_jax.masks.padding(lengths)`. The states of padded
+    positions are finite and visible to no other position. A token's position is 0, 1, … unless it
+    is given; under a boolean array real tokens alone count, so that padding may be on either side.
+
+    Args:
+        num_layers: Layers of the encoder, and of the decoder.
+        source_vocab: Number of source tokens.
+        target_vocab: Number of target tokens.
+        mask: A mask object or boolean array that holds in every call, for self-attention of
+            encoder and decoder.
+        cross_score: The score of the decoder's attention to the source.
+        cross_attention: "attention", or "mean": the decoder uses the mean of the valid encoder
+            states and nothing else of the source.
+        share_embedding: Whether source and target have one embedding, as in the original; the
+            vocabularies must then have one size.
+
+    Raises:
+        ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
+
+    References:
+        Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.
+        Press, Wolf 2017, "Using the Output Embedding to Improve Language Models", arXiv:1608.05859
+        (`tie_output`).
+    """
+
+    source_vocab: int
+    target_vocab: int
+    _: dataclasses.KW_ONLY
+    cross_score: AnyScore = None
+    cross_attention: str = "attention"
+    share_embedding: bool = False
+
+    _counts = (*TokenModel._counts, "source_vocab", "target_vocab")
+    _first = "_build_encoder"
+    _passed_on = (*TokenModel._passed_on, "cross_score", "cross_attention")
+    _arguments: ClassVar[Mapping[str, str]] = {
+        **TokenModel._arguments,
+        "memory": "The encoder's states `[*B, S, features]`.",
+        "memory_mask": "Which source tokens are real.",
+    }
+
+    def _check(self, given: Any) -> None:
+        super()._check(given)
+        check_cross_attention(given)
+        if given.share_embedding and given.source_vocab != given.target_vocab:
+            raise ValueError(
+                "share_embedding needs vocabularies of one size, got source_vocab "
+                f"{given.source_vocab} and target_vocab {given.target_vocab}"
+            )
+
+    def _build(self, make: Construction) -> None:
+        self._build_positions(make)
+        target = source = self._build_embedding(make, self.target_vocab)
+        if not self.share_embedding:
+            source = self._build_embedding(make, self.source_vocab)
+        self.source_embedding, self.target_embedding = source, target
+        self.encoder = self._build_encoder(make)
+        self.decoder = self._build_stack(make, TransformerDecoder)
+        self._build_ends(make, self.target_vocab)
+
+    def _build_encoder(self, make: Construction) -> Any:
+        return self._build_stack(make, TransformerEncoder)
+
+    def encode(
+        self,
+        source: Source,
+        source_mask: AnyMask = None,
+        deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
+        **random: Any,
+    ) -> Float[Array, "*B S D"]:
+        """The encoder's states, one for each source token.
+
+        Returns:
+            `[*B, S, features]`.
+        """
+        at = standing(query_positions, source_mask, np.shape(source))
+        mask = token_mask("source_mask", source_mask, np.shape(source))
+        check_tokens("source", source, vocabulary(self.source_embedding), mask)
+        flags = (deterministic, random)
+        x = self._embed(self.source_embedding, source, source_mask, at, *flags)
+        return self.encoder(x, mask, deterministic, query_positions=at, **random)
+
+    def decode_states(
+        self,
+        target: Target,
+        memory: Memory,
+        target_mask: AnyMask = None,
+        memory_mask: AnyMask = None,
+        deterministic: Flag = None,
+        *,
+        query_positions: Any = None,
+        **random: Any,
+    ) -> Float[Array, "*B T D"]:
+        """The decoder's states, from which `logits` are made.
+
+        Returns:
+            `[*B, T, features]`.
+        """
+        given = (target, memory, target_mask, memory_mask)
+        inputs, told = self._inputs(*given, deterministic, random, query_positions)
+        return self.decoder(*inputs, **told)
+
+    @arguments_of(decode_states)
+    def decode(self, *args: Any, **told: Any) -> Float[Array, "*B T vocab"]:
+        """Logits of the token after each target token.
+
+        Returns:
+            `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
+        """
+        return self.logits(self.decode_states(*args, **told))
+
+    def new_cache(
+        self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
+    ) -> Any:
+        """Each layer's cache before the first target token, for `with_cache`.
+
+        Args:
+            memory: The encoder's states `[*B, S, features]`; every layer projects them here, once.
+            length: The number of tokens that it can hold.
+            dtype: What keys and values of the tokens are stored in; None is the layers', or
+                float32.
+            memory_valid: bool `[*#B, S]`, which states are real; or give a mask in each step.
+
+        Raises:
+            ValueError: If there are fewer learned positions.
+        """
+        check_length(length, self.max_length)
+        return self.decoder.new_cache(memory, length, dtype=dtype, memory_valid=memory_valid)
+
+    def with_cache(
+        self,
+        target: Target,
+        cache: Any,
+        memory_mask: AnyMask = None,
+        *,
+        valid: Any = None,
+        deterministic: Flag = None,
+        **random: Any,
+    ) -> tuple[Float[Array, "*B T vocab"], Any]:
+        """Logits of the token after each of the next target tokens: rows of `decode`.
+
+        Args:
+            target: Ids `[*B, T]` of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which target tokens are real.
+
+        Returns:
+            `[*B, T, target_vocab]` and the next cache.
+        """
+        check_batch("target", target, cache, 1)
+        at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
+        check_tokens("target", target, vocabulary(self.target_embedding), valid)
+        x = self._embed(self.target_embedding, target, valid, at, deterministic, random)
+        mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
+        told = {"valid": valid, "deterministic": deterministic, **random}
+        x, cache = self.decoder.with_cache(x, cache, mask, **told)
+        return self.logits(x), cache
+
+    def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
+        """Logits of target tokens.
+
+        Args:
+            states: The decoder's states `[*B, T, features]`.
+
+        Returns:
+            `[*B, T, target_vocab]`, in the states' dtype.
+        """
+        return self._logits(self.target_embedding, states)
+
+    def __call__(
+        self,
+        source: Source,
+        target: Target,
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+        deterministic: Flag = None,
+        *,
+        source_positions: Any = None,
+        target_positions: Any = None,
+        **random: Any,
+    ) -> Float[Array, "*B T vocab"]:
+        """Logits of the token after each target token, given the source.
+
+        Args:
+            source: Ids `[*B, S]`.
+            target: Ids `[*B, T]`, the first being the one that begins every sentence.
+            source_mask: Which source tokens are real.
+            target_mask: Which target tokens are real.
+            source_positions: ints `[S]` or `[*B, S]`; by default as in the class.
+            target_positions: ints `[T]` or `[*B, T]`; by default as in the class.
+
+        Returns:
+            `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
+        """
+        memory_mask = token_mask("source_mask", source_mask, np.shape(source))
+        flags = {"deterministic": deterministic, **random}
+        memory = self.encode(source, source_mask, query_positions=source_positions, **flags)
+        flags["query_positions"] = target_positions
+        return self.decode(target, memory, target_mask, memory_mask, **flags)
+
+    def cross_attention_weights(
+        self,
+        source: Source,
+        target: Target,
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+    ) -> Float[Array, "L *B N T S"]:
+        """The decoder's weights of its attention to the source, for the token after each target.
+
+        Returns:
+            `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
+        """
+        inputs, told = self._evaluation(source, target, source_mask, target_mask)
+        return self.decoder.with_weights(*inputs, **told)[1]
+
+    def cross_attention_stats(
+        self,
+        source: Source,
+        target: Target,
+        source_mask: AnyMask = None,
+        target_mask: AnyMask = None,
+    ) -> Stats:
+        """Entropy, lse and largest logit of the decoder's attention to the source, in O(T + S).
+
+        Returns:
+            Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
+        """
+        inputs, told = self._evaluation(source, target, source_mask, target_mask)
+        return self.decoder.with_stats(*inputs, **told)[1]
+
+    def _evaluation(
+        self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the decoder, without dropout."""
+        memory_mask = token_mask("source_mask", source_mask, np.shape(source))
+        memory = self.encode(source, source_mask, True)
+        return self._inputs(target, memory, target_mask, memory_mask, True, {}, None)
+
+    def _inputs(
+        self,
+        target: Any,
+        memory: Any,
+        target_mask: AnyMask,
+        memory_mask: AnyMask,
+        deterministic: Flag,
+        random: Mapping[str, Any],
+        at: Any,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the decoder."""
+        at = standing(at, target_mask, np.shape(target))
+        mask = token_mask("target_mask", target_mask, np.shape(target))
+        check_tokens("target", target, vocabulary(self.target_embedding), mask)
+        x = self._embed(self.target_embedding, target, target_mask, at, deterministic, random)
+        others = token_mask("memory_mask", memory_mask, np.shape(memory)[:-1])
+        told = {"deterministic": deterministic, "query_positions": at, **random}
+        return (x, memory, mask, others), told
