@@ -4,7 +4,7 @@ Names with an underscore are for the texts of the rule only.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ LEARNT = 0.25  # of the first loss; a model that ends below it may well be sharp
 COLLAPSED = 0.1  # of the first entropy
 
 Numbers = dict[str, Any] | None
+Condition = Callable[[Any], Numbers]
 Rows = Sequence[Mapping[str, Any]]  # as from `history`
 
 
@@ -81,72 +82,42 @@ def empty_rows(record: AttentionRecord) -> Numbers:
     return {"rows": count, "share": count / total, "_total": total} if count else None
 
 
-def ahead(record: AttentionRecord) -> Numbers:
-    """Weight on later positions."""
-    return _leak(record, "ahead_share")
+def leak(name: str) -> Condition:
+    """The mean of a share of the weights that must be 0; None if it was not recorded."""
+
+    def condition(record: AttentionRecord) -> Numbers:
+        if getattr(record, name) is None:
+            return None
+        rows = np.asarray(getattr(record, name), np.float64)[record.rows()]
+        share = float(rows.mean()) if rows.size else 0.0
+        return {name: share} if share > LEAK else None
+
+    return condition
 
 
-def padding(record: AttentionRecord) -> Numbers:
-    """Weight on padding."""
-    return None if record.padding_share is None else _leak(record, "padding_share")
+def sharpness(test: Callable[[dict[str, Any]], bool]) -> Condition:
+    """A test of means over rows with several keys, and of the scale; NaN if there are none."""
 
+    def condition(record: AttentionRecord) -> Numbers:
+        facts, root = record.facts, math.sqrt(record.facts.depth)
+        largest = np.asarray(record.largest, np.float64).tolist()
+        numbers = {"scale": facts.scale, "query": largest[0], "key": largest[1]}
+        for name in ("relative_entropy", "largest_weight", "logit_range", "jacobian_norm"):
+            heads = _heads(record, name)
+            heads = heads[~np.isnan(heads)]
+            numbers[name] = float(heads.mean()) if heads.size else math.nan
+            numbers[f"_least_{name}"] = float(heads.min()) if heads.size else math.nan
+        if facts.kind == "MeanAttention":  # its weights are uniform by definition
+            numbers["_least_relative_entropy"] = math.nan
+        relative = math.nan if facts.scale is None else facts.scale * root
+        numbers |= {"_root": root, "_inverse": 1 / root, "_relative_scale": relative}
+        return numbers if test(numbers) else None
 
-def _leak(record: AttentionRecord, name: str) -> Numbers:
-    rows = np.asarray(getattr(record, name), np.float64)[record.rows()]
-    share = float(rows.mean()) if rows.size else 0.0
-    return {name: share} if share > LEAK else None
+    return condition
 
 
 def _heads(record: AttentionRecord, name: str) -> np.ndarray:
     return record.per_head(name, least_visible=FEW_KEYS)
-
-
-def _means(record: AttentionRecord) -> dict[str, Any]:
-    """Means over heads and rows with several keys; NaN if there are none."""
-    root = math.sqrt(record.facts.depth)
-    means = {"scale": record.facts.scale, "_root": root, "_inverse": 1 / root}
-    for name in ("relative_entropy", "largest_weight", "logit_range", "jacobian_norm"):
-        heads = _heads(record, name)
-        means[name] = math.nan if np.isnan(heads).all() else float(np.nanmean(heads))
-    return means
-
-
-def even(record: AttentionRecord, least: float = EVEN) -> Numbers:
-    """Weights that are almost uniform."""
-    entropy = _heads(record, "relative_entropy")
-    if np.isnan(entropy).all() or record.facts.kind == "MeanAttention":
-        return None
-    return _means(record) if np.nanmin(entropy) >= least else None
-
-
-def scaled_down(record: AttentionRecord) -> Numbers:
-    """Almost uniform weights under a scale far below 1/√H."""
-    scale, depth = record.facts.scale, record.facts.depth
-    return even(record, FLAT) if scale is not None and scale * math.sqrt(depth) < 0.5 else None
-
-
-def scaled_before(record: AttentionRecord) -> Numbers:
-    """Almost uniform weights, and queries that are smaller than keys by about √H."""
-    query, key = np.asarray(record.largest, np.float64)[:2].tolist()
-    root = math.sqrt(record.facts.depth)
-    if record.facts.scale is None or root < 4 or not key < 2 * query * root < 4 * key:
-        return None
-    numbers = even(record, FLAT)
-    return numbers and {**numbers, "query": query, "key": key}
-
-
-def unscaled(record: AttentionRecord) -> Numbers:
-    """Sharp weights under a scale far above 1/√H."""
-    numbers, scale = _means(record), record.facts.scale
-    large = scale is not None and scale * numbers["_root"] >= 2
-    return numbers if large and numbers["relative_entropy"] < UNSCALED else None
-
-
-def saturated(record: AttentionRecord) -> Numbers:
-    """Weights of 0 and 1: the softmax Jacobian is almost 0."""
-    numbers = _means(record)
-    flat = numbers["logit_range"] > SATURATED and numbers["jacobian_norm"] < FROZEN
-    return numbers if flat and np.nanmin(_heads(record, "largest_weight")) > SHARP else None
 
 
 def one_key(record: AttentionRecord) -> Numbers:

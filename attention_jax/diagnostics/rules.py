@@ -1,6 +1,5 @@
 """The rules of `diagnose`, one row each: a condition, and the texts of its finding."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_jax.diagnostics import conditions as c
@@ -23,7 +22,7 @@ class Rule(NamedTuple):
 
     name: str
     subject: str
-    condition: Callable[[Any], c.Numbers]
+    condition: c.Condition
     symptom: str
     evidence: str
     cause: str
@@ -53,6 +52,21 @@ def examine(path: str, data: Any, *subjects: str) -> list[Finding]:
     return findings
 
 
+def _is_even(x: dict[str, Any], least: float) -> bool:
+    return x["_least_relative_entropy"] >= least
+
+
+def _is_scaled_before(x: dict[str, Any]) -> bool:
+    """Whether queries are smaller than keys by about √H, with a score that has a scale."""
+    ratio = x["query"] * x["_root"] / max(x["key"], 1e-30)
+    return x["scale"] is not None and x["_root"] >= 4 and 0.5 < ratio < 2
+
+
+def _is_saturated(x: dict[str, Any]) -> bool:
+    flat = x["logit_range"] > c.SATURATED and x["jacobian_norm"] < c.FROZEN
+    return flat and x["_least_largest_weight"] > c.SHARP
+
+
 # fmt: off
 RULES = (
     Rule("not_finite", "attention", c.not_finite,
@@ -71,44 +85,47 @@ RULES = (
          "{rows} of {_total} rows; mask {facts.mask}",
          "a mask with True and False swapped, or two masks that leave nothing visible together",
          "mask=: True where a query may attend; compare mask.to_array(T, S) with the intended one"),
-    Rule("look_ahead", "causal attention", c.ahead,
+    Rule("look_ahead", "causal attention", c.leak("ahead_share"),
          "queries attend to keys at later positions: training copies what it should predict",
          "{ahead_share:.3f} of the weight is on later positions; mask {facts.mask}",
          "no causal mask, or a mask without a causal part",
          "mask=masks.causal(), combined with other masks by &"),
-    Rule("padding_attended", "attention", c.padding,
+    Rule("padding_attended", "attention", c.leak("padding_share"),
          "queries attend to padding",
          "{padding_share:.3f} of the weight is on padding; mask {facts.mask}",
          "no padding mask, or one for another axis",
          "mask=masks.padding(key_lengths), or source_mask=tokens != pad of Transformer"),
-    Rule("double_scale", "attention", c.scaled_down,
+    Rule("double_scale", "attention",
+         c.sharpness(lambda x: x["_relative_scale"] < 0.5 and _is_even(x, c.FLAT)),
          "every query weighs all visible keys alike: the attention is an average",
          "entropy {relative_entropy:.4f} of ln n, range of logits {logit_range:.3g}; scale "
          "{scale:.4g}, 1/√H is {_inverse:.4g}",
          "the scores are divided by √H = {_root:.3g} once too often, or scaled far below 1/√H",
          'leave the scale to the score: score="scaled_dot", or scores.scaled_dot()', "even"),
-    Rule("double_scale", "attention", c.scaled_before,
+    Rule("double_scale", "attention",
+         c.sharpness(lambda x: _is_scaled_before(x) and _is_even(x, c.FLAT)),
          "every query weighs all visible keys alike: the attention is an average",
          "entropy {relative_entropy:.4f} of ln n, range of logits {logit_range:.3g}; queries up to "
          "{query:.3g}, keys up to {key:.3g}, √H is {_root:.3g}",
          "queries are smaller than keys by about √H: they seem to be scaled before the score, and "
          "again by it",
          'scale once: pass queries unscaled, or score="dot" with scaled queries', "even"),
-    Rule("too_even", "attention", c.even,
+    Rule("too_even", "attention", c.sharpness(lambda x: _is_even(x, c.EVEN)),
          "every query weighs all visible keys alike: the attention is an average",
          "entropy {relative_entropy:.4f} of ln n, range of logits {logit_range:.3g}; {facts.score}",
          "queries and keys are too small to distinguish keys (initialisation, weight decay), or "
          "the temperature is too high",
          "a learned scale: score=attention_jax.nnx.cosine(10.0), a larger kernel_init=, or a lower "
          "tau= of scores.temperature", "even"),
-    Rule("no_scale", "attention", c.unscaled,
+    Rule("no_scale", "attention",
+         c.sharpness(lambda x: x["_relative_scale"] >= 2 and x["relative_entropy"] < c.UNSCALED),
          "the softmax saturates: weights near 0 and 1 have little gradient",
          "entropy {relative_entropy:.3f} of ln n, largest weight {largest_weight:.3f}, range of "
          "logits {logit_range:.3g}, Jacobian {jacobian_norm:.3g}; scale {scale:.4g}, 1/√H is "
          "{_inverse:.4g}",
          "dot products of depth H = {facts.depth} are not divided by √H = {_root:.3g}",
          'score="scaled_dot", or scores.scaled_dot() in place of {facts.score}', "sharp"),
-    Rule("collapsed", "attention", c.saturated,
+    Rule("collapsed", "attention", c.sharpness(_is_saturated),
          "each query's weights have collapsed on one key: no gradient passes the softmax",
          "largest weight {largest_weight:.4f}, entropy {relative_entropy:.2g} of ln n, range of "
          "logits {logit_range:.3g}, Jacobian {jacobian_norm:.2g}; {facts.score}",
