@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ from attention_jax._core.checks import (
     check_rate,
 )
 from attention_jax._core.compiled import compiled
-from attention_jax._core.numerics import zeros
+from attention_jax._core.numerics import without_float8, zeros
 from attention_jax._core.observe import observer
 from attention_jax._core.term import ArrayBias, Term
 from attention_jax.kernels import dense
@@ -299,6 +300,7 @@ def make_request(
 ) -> Request:
     """The arguments of a call, checked, as a request."""
     layout = check_inputs(query, key, value)
+    key, value = without_float8(key), without_float8(value)
     score = scaled_dot() if score is None else score
     if not isinstance(score, Score):
         raise TypeError(
@@ -315,7 +317,8 @@ def make_request(
     if mask is not None:
         check_latest(mask)
         default = query_positions is None and key_positions is None
-        check_mask(mask.prepare(Lengths(layout.T, layout.S, default)), layout)
+        lengths = Lengths(layout.T, layout.S, default, (*layout.batch, layout.N))
+        check_mask(mask.prepare(lengths), layout)
     if bias is not None and not isinstance(bias, Term):
         bias = ArrayBias(as_array("bias", bias))
     if bias is not None:
@@ -362,7 +365,11 @@ def _execute(request: Request, implementation: Implementation) -> Result:
     layout = request.layout
     if 0 in (*layout.batch, layout.T, layout.S, layout.N):
         return _nothing(request)
-    return _run(request, name)
+    result = _run(request, name)
+    chex.assert_shape(result.out, (*layout.batch, layout.T, layout.N, layout.V))
+    if result.stats is not None:
+        chex.assert_shape(list(result.stats), (*layout.batch, layout.N, layout.T))
+    return result
 
 
 def _nothing(request: Request) -> Result:

@@ -87,7 +87,7 @@ def axial_attention(
     grid = _Grid(layout.batch, sizes, at)
     if mask is not None:
         mask = mask if isinstance(mask, Mask) else from_array(as_array("mask", mask))
-        data = mask.prepare(Lengths(cells, cells))
+        data = mask.prepare(Lengths(cells, cells, lead=(*layout.batch, layout.N)))
         check_mask(data, layout)
         mask = Lines(mask, grid.sides(data), grid.lost(mask.spoiled()))
     positions = grid.lines(np.arange(cells, dtype=np.int32), 0)

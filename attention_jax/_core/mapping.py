@@ -14,6 +14,7 @@ import numpy as np
 
 from attention_jax._core.axes import Layout, Shape
 from attention_jax._core.manual import vmap_divided
+from attention_jax._core.numerics import widen_low
 from attention_jax._core.term import Sides
 
 
@@ -82,10 +83,15 @@ def map_leading(
     leaves, structure = jax.tree.flatten(tree)
     mapped = [leaf.shape[0] == size and size > 1 for leaf in leaves]
     shared = [None if flag else leaf[0] for leaf, flag in zip(leaves, mapped, strict=True)]
+    # The transpose of the map adds the cotangents of a shared leaf: in float32 at least.
+    wide = widen_low(shared) if size > 1 else shared
 
     def inner(entries: list[Any]) -> Any:
         rest = iter(entries)
-        chosen = [next(rest) if flag else leaf for flag, leaf in zip(mapped, shared, strict=True)]
+        chosen = [
+            next(rest) if flag else own.astype(leaf.dtype)
+            for flag, own, leaf in zip(mapped, wide, leaves, strict=True)
+        ]
         return map_leading(function, jax.tree.unflatten(structure, chosen), sizes[1:], loop=loop)
 
     entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]

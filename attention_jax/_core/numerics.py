@@ -18,10 +18,29 @@ NEG_INF = float("-inf")
 def promote(*dtypes: Any) -> np.dtype:
     """The common dtype by JAX's lattice, also where implicit promotion is switched off.
 
-    NumPy's float64 counts as float32 unless 64 bits are on, without a warning.
+    NumPy's float64 counts as float32 unless 64 bits are on, without a warning. Floats of 8 bits and
+    fewer, which JAX promotes to nothing, count as float32.
     """
+
+    def known(dtype: Any) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return np.dtype(np.float32) if _is_float8(dtype) else dtype
+
     with jax.numpy_dtype_promotion("standard"):
-        return np.dtype(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes)))
+        return np.dtype(jnp.result_type(*map(known, dtypes)))
+
+
+def _is_float8(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
+
+
+def without_float8(x: Any) -> Any:
+    """An array, or its shape, in float32 where its floats have 8 bits or fewer."""
+    if not _is_float8(x.dtype):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    return jnp.asarray(x).astype(jnp.float32)
 
 
 def zeros(shape: Shape, dtype: Any) -> Array:

@@ -161,6 +161,7 @@ class FromArray(Mask):
                 f"mask has shape {list(self.array.shape)}, which does not broadcast to "
                 f"[..., T, S] = [..., {lengths.T}, {lengths.S}]"
             )
+        _check_one_reading(tuple(self.array.shape), lengths.lead)
         return Sides(pair=self.array)
 
     def per_head(self) -> "FromArray":
@@ -174,6 +175,21 @@ class FromArray(Mask):
     def decide(self, low: View, high: View) -> Verdict:
         """Any and all of the block's entries."""
         return Verdict(high.sides.pair, low.sides.pair)
+
+
+def _check_one_reading(shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """Raises where an array without one of the axes `[*B, N]` may be without either end of them."""
+    *given, _, _ = shape
+    if not given or len(given) != len(lead) - 1 or max(given) == 1:
+        return
+    by_example, by_head = lead[:-1], lead[1:]
+    if all(a in (1, b) for own in (by_example, by_head) for a, b in zip(given, own, strict=True)):
+        raise ValueError(
+            f"mask has shape {list(shape)}, whose first axes fit *B = {list(by_example)} and, by "
+            f"NumPy's rule, {'N' if len(lead) == 2 else '[..., N]'} = {list(by_head)}: write "
+            "mask[..., None, :, :], that is mask[:, None] with one batch axis, for a mask of each "
+            "example, or mask[None] for a mask of each head"
+        )
 
 
 def padding(key_lengths: Any, query_lengths: Any = None) -> Mask:

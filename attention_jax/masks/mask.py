@@ -51,11 +51,15 @@ class Interval(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """The sizes a mask may need to know, and whether positions are the default ones."""
+    """The sizes a mask may need, and whether positions are the default ones.
+
+    `lead` is `(*B, N)`, or empty where it is not known.
+    """
 
     T: int
     S: int
     default_positions: bool = True
+    lead: tuple[int, ...] = ()
 
 
 class Mask(Record):

@@ -53,9 +53,11 @@ def visibility(name: str, mask: Mask | None, layout: Layout) -> Visibility:
     Raises:
         ValueError: a mask other than causal order and padding, or of the wrong shape.
     """
-    lengths = Lengths(layout.T, layout.S)
+    lengths = Lengths(layout.T, layout.S, lead=(*layout.batch, layout.N))
     keys, queries, offsets, start = [], [], [], 0
     for part in _conjunction(mask):
+        if isinstance(part, FromArray):
+            part.prepare(lengths)
         match part:
             case Causal(align="end"):
                 start = layout.S - layout.T
