@@ -65,7 +65,7 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
         problem, facts = lower(request, merge=False)
         problem.sides.key["columns"] = _columns(layout, real)
         block, loop = tiling_or_once(request)
-        causal = _is_causal(request.mask)
+        causal = is_causal(request.mask)
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
@@ -84,7 +84,7 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
     return Result(out, None), rows
 
 
-def _is_causal(mask: Mask | None) -> bool:
+def is_causal(mask: Mask | None) -> bool:
     """Whether the mask excludes all keys at later positions than the query's."""
     if mask is None:
         return False

@@ -10,7 +10,7 @@ import attention_jax as aj
 from attention_jax import linen
 from attention_jax.attend import make_request
 from attention_jax.diagnostics import attention_inputs, capture, diagnose, rollout
-from attention_jax.diagnostics.row_statistics import attend_with_rows
+from attention_jax.diagnostics.row_statistics import attend_with_rows, is_causal
 from attention_jax.nnx import (
     AdditiveAttention,
     MultiHeadAttention,
@@ -264,3 +264,23 @@ def test_an_implementation_that_cannot_do_the_request_is_refused():
     x = RNG.normal(size=(5, 2, 4)).astype(np.float32)
     with pytest.raises(NotImplementedError, match="'dense': "):
         capture(lambda x: aj.attend(x, x, x, implementation="dense", block_size=2), x)
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal"),
+    [
+        (None, False),
+        (aj.masks.causal(), True),
+        (aj.masks.window(3, 0), True),
+        (aj.masks.window(3, 1), False),
+        (aj.masks.causal() & aj.masks.padding(np.array([3])), True),
+        (aj.masks.causal() | aj.masks.prefix(2), False),
+        (aj.masks.causal(align="end"), False),
+        (~aj.masks.causal(), False),
+        (np.tri(5, dtype=bool), False),
+    ],
+    ids=str,
+)
+def test_masks_are_causal_by_their_interval(mask, causal):
+    x = np.zeros((5, 1, 4), np.float32)
+    assert is_causal(make_request(x, x, x, mask=mask).mask) is causal
