@@ -23,6 +23,13 @@ PATHS = re.compile(
     r"~?\b(?:jaxlib\._jax|jax|jaxtyping|numpy|collections\.abc|typing)\.(?=[A-Z]|ndarray)"
 )
 ANNOTATED = re.compile(r"Annotated\[Any, (\w+\[\w+, '[^']*'\])\]")
+# A default that is a function, as its repr has it: only the name is shown.
+FUNCTION = re.compile(r"<(?:PjitFunction of )?<?function ([\w.]+?)(?:\.<locals>\.\w+)?>>?")
+CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+# Every Linen module has these two; Flax documents them.
+LINEN = re.compile(
+    r"(?:, )?parent: [^=]*= <flax\.linen\.module\._Sentinel object>, name: str \| None = None"
+)
 HIDDEN = re.compile(r"\(\*args(: Any)?, \*\*kwargs(: Any)?\)")
 
 
@@ -32,7 +39,8 @@ def shorten(text: str | None) -> str | None:
         return None
     for long, short in ALIASES.items():
         text = text.replace(long, short)
-    return ANNOTATED.sub(r"\1", PATHS.sub("", text))
+    text = ANNOTATED.sub(r"\1", PATHS.sub("", LINEN.sub("", text)))
+    return CLASS.sub(r"\1", FUNCTION.sub(r"\1", text))
 
 
 def written(method: Any) -> str:
