@@ -98,10 +98,9 @@ class ProjectedAttention(CachedAttention):
             bias_init=self.out_bias_init or self.bias_init,
             **options,
         )
-        self._matched = ScoreParameters(score=self.score, dtype=self.dtype, name="score")
-        self._placed = PositionParameters(
-            positions=self.positions, dtype=self.dtype, name="positions"
-        )
+        given = {"kernel_init": self.kernel_init, **dtypes}
+        self._matched = ScoreParameters(score=self.score, name="score", **given)
+        self._placed = PositionParameters(positions=self.positions, name="positions", **given)
 
     @nn.nowrap
     def new_cache(
@@ -190,7 +189,7 @@ class ProjectedAttention(CachedAttention):
         """The sizes of a head, for inputs of that width."""
         features = width if self.qkv_features is None else self.qkv_features
         depth = head_depth(features, self.num_heads, self._kv_heads())
-        return Sizes(self.num_heads, depth, depth, self.param_dtype, self.kernel_init)
+        return Sizes(self.num_heads, depth, depth)
 
     @nn.nowrap
     def _check(self, inputs_q: Any, inputs_k: Any = None, inputs_v: Any = None) -> None:
@@ -211,12 +210,15 @@ class ProjectedAttention(CachedAttention):
         depth = sizes.query_depth if width is None else width // self.num_heads
         return self._kv_heads(), depth
 
+    @nn.nowrap
     def _to_query(self, sizes: Sizes) -> Callable[[Array], Array]:
         return self._normed(self.query, self.query_ln, (self.num_heads, sizes.query_depth))
 
+    @nn.nowrap
     def _to_key(self, sizes: Sizes) -> Callable[[Array], Array]:
         return self._normed(self.key, self.key_ln, (self._kv_heads(), sizes.key_depth))
 
+    @nn.nowrap
     def _to_value(self, sizes: Sizes) -> Callable[[Array], Array]:
         return self._normed(self.value, None, self._value_heads(sizes))
 
@@ -242,6 +244,7 @@ class ProjectedAttention(CachedAttention):
             for part in (self.query, self.key, self.value)
         )
 
+    @nn.nowrap
     def _fused(self, x: Any, sizes: Sizes) -> tuple[Array, Array, Array]:
         """All three in one matrix product with their kernels side by side.
 
@@ -264,6 +267,7 @@ class ProjectedAttention(CachedAttention):
         )
         return query, loud(key, given), loud(value, given)
 
+    @nn.nowrap
     def _adapt(self, inputs_q: Any) -> Callable[[Stats], None] | None:
         """What takes note of a training call; None where the score has no states."""
         if not self._matched.adapts:

@@ -44,22 +44,27 @@ class Layer(body.Body, nn.Module):
         """Makes the parts."""
         self._build(LinenConstruction(self))
 
+    @nn.nowrap
     def _part(self, name: str) -> Any:
         return getattr(self, f"_part_{name}")
 
+    @nn.nowrap
     def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
         del name  # a submodule that is bound would need the variables
         return build(LinenConstruction(self, parent=None))
 
+    @nn.nowrap
     def _each(
         self, call: Callable[..., Any], carry: Any, items: Any = None, **random: Any
     ) -> tuple[Any, Any]:
         self._check_random(random)
         return apply_layers(self, call, carry, items)
 
+    @nn.nowrap
     def _cache_of(self, attention: Any) -> KVCache | None:
         return stored_cache(attention)
 
+    @nn.nowrap
     def _dropout_key(self, name: str, training: bool | Array, dropout_rng: Any = None) -> Any:
         return dropout_key(self, name, training, dropout_rng)
 

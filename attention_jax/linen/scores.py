@@ -12,8 +12,8 @@ from attention_jax._core.term import Term
 from attention_jax._modules import places, recipes
 from attention_jax._modules.arguments import cast
 from attention_jax._modules.places import AnyPositions as AnyPositions
+from attention_jax._modules.recipes import KERNEL_INIT, Draw, Initializer, ScoreRecipe, Sizes
 from attention_jax._modules.recipes import AnyScore as AnyScore
-from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax._modules.recipes import check_score as check_score
 from attention_jax._modules.recipes import is_factory as is_factory
 from attention_jax.scores import Score
@@ -28,9 +28,18 @@ class Parameters(nn.Module, kw_only=True):
 
     Args:
         dtype: The dtype of floating arrays in the computation; None is their own.
+        param_dtype: The dtype of the parameters.
+        kernel_init: The initialiser of kernels.
     """
 
     dtype: Any = None
+    param_dtype: Any = jnp.float32
+    kernel_init: Initializer = KERNEL_INIT
+
+    @nn.nowrap
+    def _own(self, sizes: Sizes) -> Sizes:
+        """The sizes with what is settled here: Flax takes a dtype in arguments for an array."""
+        return sizes._replace(param_dtype=self.param_dtype, kernel_init=self.kernel_init)
 
     @nn.compact
     def values(
@@ -63,14 +72,9 @@ class ScoreParameters(Parameters):
 
     Args:
         score: As in `MultiHeadAttention`.
-        dtype: The dtype of floating arrays in the computation; None is their own.
-        param_dtype: The dtype of the parameters; None is that of the sizes.
-        kernel_init: The initialiser of kernels; None is that of the sizes.
     """
 
     score: AnyScore = None
-    param_dtype: Any = None
-    kernel_init: Any = None
 
     def __call__(self, sizes: Sizes) -> Score:
         """The score with the present values of its parameters."""
@@ -90,11 +94,9 @@ class ScoreParameters(Parameters):
         for name, value in recipe.adapt(values, stats).items():
             self.put_variable("adapted", name, value)
 
+    @nn.nowrap
     def _present(self, sizes: Sizes) -> tuple[ScoreRecipe, dict[str, Array]]:
-        if self.kernel_init is not None:
-            own = {"param_dtype": self.param_dtype, "kernel_init": self.kernel_init}
-            sizes = sizes._replace(**own)
-        score, drawn = self.score, is_factory(self.score)
+        sizes, score, drawn = self._own(sizes), self.score, is_factory(self.score)
         if drawn:
             # Only the structure of what it makes is used after `init`, whatever the key.
             key = self.make_rng("params") if self.is_initializing() else jax.random.key(0)
@@ -114,14 +116,13 @@ class PositionParameters(Parameters):
 
     Args:
         positions: As in `MultiHeadAttention`.
-        dtype: The dtype of floating arrays in the computation; None is their own.
     """
 
     positions: AnyPositions = None
 
     def __call__(self, sizes: Sizes) -> Term | None:
         """The bias with the present values of its parameters; None for nothing."""
-        recipe = places.recipe(self.positions)
+        recipe, sizes = places.recipe(self.positions), self._own(sizes)
         recipe.check(sizes)
         return recipe.bare().bias(self.values(recipe.parameters(sizes)), sizes.num_heads)
 
