@@ -40,6 +40,7 @@ def test_alignment_holds_for_tokens_of_closed_vocabularies():
     source, target = train_tokenizers(data, size=0)
     pair = data.train[0]
     from_ids, to_ids = source.encode(pair.source), target.encode(pair.target)
+    assert pair.alignment
     for s, t in pair.alignment:
         assert source.labels([from_ids[s]]) == [pair.source.split(" ")[s]]
         assert target.labels([to_ids[t]]) == [pair.target.split(" ")[t]]

@@ -69,6 +69,7 @@ class Made:
         twin = flax_nnx.jit(lambda: make(nnx, rngs=flax_nnx.Rngs(seed)))()
         if change is not None:
             change(twin)
+        self.given: tuple
         self.library, self.model, self.given = nnx, twin, (twin,)
         if flavour == "linen":
             self.library, self.model = linen, make(linen)

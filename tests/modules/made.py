@@ -19,6 +19,7 @@ class Made:
         twin = nnx.jit(lambda: make(modules, rngs=nnx.Rngs(seed)))()
         if change is not None:
             change(twin)
+        self.given: tuple
         self.library, self.model, self.given = modules, twin, (twin,)
         if flavour.name == "linen":
             self.library, self.model = linen, make(linen)
