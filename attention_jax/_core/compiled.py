@@ -51,6 +51,7 @@ def compiled(function: Callable[..., Any], *, static: tuple[int, ...] = ()) -> C
             known.add(key)
         return cached(*arguments)
 
+    call._cache_size = cached._cache_size  # type: ignore[attr-defined]  # as jax.jit has it
     return call
 
 

@@ -1,71 +1,58 @@
-"""From a trained model to sentences: greedy, by beam search, or drawn at random.
-
-Every way is one compiled loop over caches: the source is encoded once, a prompt read once, and each
-step computes one token.
-"""
+"""From a trained Linen model to sentences."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-from jaxtyping import Float, Int, PRNGKeyArray
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from attention_jax._core.axes import Array
 from attention_jax._core.compiled import compiled
 from attention_jax._modules import generation
-from attention_jax._modules.arguments import AnyMask, Source
-from attention_jax._modules.generation import Ask, Draw, Task
+from attention_jax._modules.generation import Draw, Task
+from attention_jax.layers import decoding
+from attention_jax.layers.decoding import Decoder
 from attention_jax.linen.transformer import Transformer, TransformerLM
 
 Model = Transformer | TransformerLM
-# As in `arguments`: what does not fit gets an error made for the reader. Numbers may be traced.
-AnyKey = Annotated[Any, PRNGKeyArray]
-AnyId = Annotated[Any, int | None]
-AnyIds = Annotated[Any, int | Sequence[int] | None]
-AnyNumber = Annotated[Any, float | int | None]
-AnySize = Annotated[Any, int]
 Variables = Mapping[str, Any]
+P = ParamSpec("P")
+Out = TypeVar("Out")
 
 
-def greedy_decode(
-    model: Model,
-    variables: Variables,
-    source: Source,
-    *,
-    bos: AnyId = None,
-    eos: AnyIds = None,
-    max_length: AnySize,
-    source_mask: AnyMask = None,
-    pad: AnyId = 0,
-) -> Int[Array, "*B L"]:
-    """The sentence that takes the likeliest token at each step.
+def _decoder(model: Model, variables: Variables) -> Decoder:
+    given = (model.clone(), variables)
+    sentence, beams = (functools.partial(run, *given) for run in (_sentence, _beams))
+    if isinstance(model, TransformerLM):
+        return Decoder(True, model.vocab, model.vocab, sentence, beams)
+    return Decoder(False, model.source_vocab, model.target_vocab, sentence, beams)
 
-        y_t = argmax p(y | bos, y_1, …, y_{t-1}, source)
 
-    One compiled loop, compiled once for equal models, each shape and `max_length`; it ends as
-    soon as every sentence has its end. Dropout is left out.
+def _calls(model: Model, variables: Variables) -> Callable[..., Any]:
+    return lambda method, *given, **options: model.apply(
+        variables, *given, method=method, **options
+    )
 
-    Args:
-        model: A `Transformer`, or a `TransformerLM` that continues `source`.
-        variables: Its variables.
-        source: Ids `[*B, S]`: a translation's source, or a language model's prompt.
-        bos: The id that begins every sentence, or one for each example `[*B]`; it is not part of
-            the result. None for a language model, which goes on after its prompt.
-        eos: The id that ends a sentence, or a sequence of ids any of which does; it is part of the
-            result. An empty sequence, or None for a language model, is no such id.
-        max_length: L, the most tokens to make, an int: all other numbers may be traced.
-        source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
-            `Transformer`, a mask object. A prompt may be padded on either side.
-        pad: What follows the end of a sentence; any integer.
 
-    Returns:
-        Ids `[*B, max_length]`, int32.
+@functools.partial(compiled, static=(0,))
+def _sentence(model: Model, variables: Variables, task: Task, draw: Draw | None) -> Array:
+    return generation.sentence(_calls(model, variables), task, draw)
 
-    Raises:
-        TypeError: If an id is not an integer, or `max_length` is traced.
-        ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
-            `bos`, `eos` or an id of the source is known and lies outside the vocabulary; what
-            `source_mask` hides may.
+
+@functools.partial(compiled, static=(0, 3))
+def _beams(
+    model: Model, variables: Variables, task: Task, num_beams: int, length_penalty: Array
+) -> tuple[Array, Array]:
+    return generation.beams(_calls(model, variables), task, num_beams, length_penalty)
+
+
+def _of(
+    decode: Callable[Concatenate[Decoder, P], Out], example: str = ""
+) -> Callable[Concatenate[Model, Variables, P], Out]:
+    return decoding.for_flavour(decode, _decoder, example)
+
+
+greedy_decode = _of(
+    decoding.greedy_decode,
+    """For Linen.
 
     Example:
         >>> import jax
@@ -75,138 +62,7 @@ def greedy_decode(
         >>> variables = model.init(jax.random.key(0), source, source)
         >>> greedy_decode(model, variables, source, bos=1, eos=2, max_length=6).shape
         (3, 6)
-    """
-    task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _sentence(model.clone(), variables, task, None)
-
-
-def sample_decode(
-    model: Model,
-    variables: Variables,
-    source: Source,
-    key: AnyKey,
-    *,
-    bos: AnyId = None,
-    eos: AnyIds = None,
-    max_length: AnySize,
-    temperature: AnyNumber = 1.0,
-    top_k: AnyNumber = None,
-    top_p: AnyNumber = None,
-    source_mask: AnyMask = None,
-    pad: AnyId = 0,
-) -> Int[Array, "*B L"]:
-    """Sentences drawn token by token from the model's own probabilities, or a part of them.
-
-        y_t ~ softmax(logits_t / temperature), among the top k, among the top p of those
-
-    Args:
-        model: As in `greedy_decode`; so are the arguments not listed here.
-        variables: As in `greedy_decode`.
-        source: As in `greedy_decode`.
-        key: A PRNG key; equal keys give equal sentences.
-        bos: As in `greedy_decode`.
-        eos: As in `greedy_decode`.
-        max_length: As in `greedy_decode`.
-        temperature: Positive; above 1 is more varied, below 1 less. A traced one that is not
-            positive takes the likeliest token.
-        top_k: How many of the likeliest tokens may be drawn; None is all. A traced one below 1 is
-            1.
-        top_p: In (0, 1]: the likeliest tokens are kept until their probabilities sum to it; None is
-            all. A traced one that is not positive keeps the likeliest token.
-        source_mask: As in `greedy_decode`.
-        pad: As in `greedy_decode`.
-
-    Returns:
-        Ids `[*B, max_length]`, int32.
-
-    Raises:
-        TypeError: If `key` is none, an option is not a number, or as in `greedy_decode`.
-        ValueError: If an option is known and out of range, or as in `greedy_decode`.
-
-    References:
-        Fan, Lewis, Dauphin 2018, "Hierarchical Neural Story Generation", arXiv:1805.04833, §5.4.
-        Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751,
-        eq. 2-3.
-    """
-    draw = generation.draw(key, temperature, top_k, top_p)
-    task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _sentence(model.clone(), variables, task, draw)
-
-
-def beam_decode(
-    model: Model,
-    variables: Variables,
-    source: Source,
-    *,
-    bos: AnyId = None,
-    eos: AnyIds,
-    max_length: AnySize,
-    num_beams: AnySize,
-    length_penalty: AnyNumber = 0.6,
-    source_mask: AnyMask = None,
-    pad: AnyId = 0,
-) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
-    """The likeliest sentences that a beam search finds.
-
-        score(y) = log p(y | source) / ((5 + |y|) / 6)^length_penalty
-
-    The search ends once no live beam can overtake the worst of the `num_beams` that have ended.
-
-    Args:
-        model: As in `greedy_decode`; so are the arguments not listed here.
-        variables: As in `greedy_decode`.
-        source: As in `greedy_decode`.
-        bos: As in `greedy_decode`.
-        eos: As in `greedy_decode`.
-        max_length: As in `greedy_decode`.
-        num_beams: M, how many beginnings are kept, an int.
-        length_penalty: 0 leaves log-probabilities alone; larger values favour longer sentences. The
-            scores of a traced one that is negative are NaN.
-        source_mask: As in `greedy_decode`.
-        pad: As in `greedy_decode`.
-
-    Returns:
-        Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.
-
-    Raises:
-        TypeError: If an option is not a number, `num_beams` is traced, or as in `greedy_decode`.
-        ValueError: If an option is known and out of range, or as in `greedy_decode`.
-
-    References:
-        Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
-    """
-    penalty = generation.check_beams(num_beams, length_penalty)
-    task = _task(model, source, source_mask, bos, eos, pad, max_length)
-    return _beams(model.clone(), variables, task, num_beams, penalty)
-
-
-def _task(
-    model: Model, source: Any, mask: AnyMask, bos: Any, eos: Any, pad: Any, length: Any
-) -> Task:
-    prompt = isinstance(model, TransformerLM)
-    told = {
-        "source_vocab": model.vocab if prompt else model.source_vocab,
-        "target_vocab": model.vocab if prompt else model.target_vocab,
-        "bos": bos,
-        "eos": eos,
-        "pad": pad,
-    }
-    return generation.task(source, mask, **told, length=length, prompt=prompt)
-
-
-def _asking(model: Model, variables: Variables) -> Ask:
-    return lambda method, *given, **options: model.apply(
-        variables, *given, method=method, **options
-    )
-
-
-@functools.partial(compiled, static=(0,))
-def _sentence(model: Model, variables: Variables, task: Task, draw: Draw | None) -> Array:
-    return generation.sentence(_asking(model, variables), task, draw)
-
-
-@functools.partial(compiled, static=(0, 3))
-def _beams(
-    model: Model, variables: Variables, task: Task, num_beams: int, length_penalty: Array
-) -> tuple[Array, Array]:
-    return generation.beams(_asking(model, variables), task, num_beams, length_penalty)
+    """,
+)
+sample_decode = _of(decoding.sample_decode)
+beam_decode = _of(decoding.beam_decode)
