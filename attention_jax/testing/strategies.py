@@ -78,6 +78,8 @@ def masks(draw: Any, size: Sizes, *, empty_rows: bool = True) -> np.ndarray:
         empty_rows: whether queries may have no visible keys.
     """
     shape = draw(pair_shapes(size))
+    if len(shape) == len(size.pairs) - 1:
+        shape = (1, *shape)  # without it the first axes may fit *B as well, which attend refuses
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     mask = rng.random(shape) < draw(st.sampled_from((0.0, 0.3, 0.7, 1.0)))
     if not empty_rows and not mask.ndim:
