@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UsageError as error:
             return _end(2, f"error: {error}")
         except KeyboardInterrupt:
-            return _end(130, "stopped", run.resume_command())
+            return _end(130, *_stopped(run.resume_command()))
         except Exception as error:
             refused = files.refusal(error)
             if refused is None:
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without the characters of a name or a report is no reason to end.
+        # A terminal may lack the characters of a name; a stop flushes nothing.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments.insert(0, DEFAULT_STUDY)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -109,9 +109,7 @@ def _one_line(panel: str) -> str:
 
 def _end(code: int, reason: str, command: str | None = None) -> int:
     """Print why the program ends, in one line, and return the exit code."""
-    if command is not None:
-        reason += f"; what was finished is kept, go on with: {command}"
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(reason.split()))
+    line = _line(reason, command)
     with stop.held():
         try:
             sys.stdout.flush()
@@ -121,9 +119,31 @@ def _end(code: int, reason: str, command: str | None = None) -> int:
     return code
 
 
+def _stopped(command: str | None) -> tuple[str, str | None]:
+    return ("stopped" if command else "stopped before anything was begun"), command
+
+
+def _line(reason: str, command: str | None) -> str:
+    """Return one printable line: why the program ends, and the command that goes on."""
+    if command is not None:
+        reason += f"; what was finished is kept, go on with: {command}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(reason.split()))
+
+
+def _leave() -> None:
+    """End the process at once, from the thread that waits for signals."""
+    run = sys.modules.get("experiments.core.run")  # this thread waits for no import
+    resume_command = getattr(run, "resume_command", None)
+    reason, command = _stopped(resume_command() if resume_command else None)
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h\n")  # the cursor, which a live bar hides
+    os.write(2, f"{_line(reason, command)}\n".encode(errors="backslashreplace"))
+    os._exit(130)
+
+
 if __name__ == "__main__":
+    stop.end_process_with(_leave)
     code = main()
     if code == 130:
-        # Threads that still compile would be waited for.
-        os._exit(code)
+        os._exit(code)  # threads that still compile would be waited for
     sys.exit(code)

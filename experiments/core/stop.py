@@ -1,14 +1,18 @@
 """Stopping on SIGINT and SIGTERM, from the first moment of a run to its last.
 
-A signal sets a flag, and raises `Stopped` at once unless a `held` block has to finish first. Python
-discards an exception that a handler raises inside a finaliser or a garbage-collection callback, as
-JAX installs one, so the flag is checked again wherever the program passes `check`.
+A handler that raises is not enough: Python discards what is raised inside a finaliser or a callback
+of the garbage collector, where JAX has one, extension modules abort if it is raised while they are
+initialised, and no handler runs while the main thread compiles. So a thread waits for the signals
+and ends the process; files are written whole, so that it can be ended anywhere. Only a `held` block
+is finished first: there a signal sets a flag, and the block stops where its state is saved.
 """
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,17 +38,32 @@ def check() -> None:
         raise Stopped
 
 
+def end_process_with(leave: Callable[[], None]) -> None:
+    """Handle signals from now on: ``leave`` is called in a thread, and ends the process.
+
+    The first signal within a `held` block only sets the flag; a second one ends the process.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for number in _SIGNALS:
+        signal.signal(number, _ignore)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    _State.installed = True
+    threading.Thread(target=_watch, args=(read, leave), daemon=True).start()
+
+
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Handle SIGINT and SIGTERM within the block; the handlers before it are restored.
+    """Let a signal within the block raise `Stopped`; the handlers before it are restored.
 
-    Outside the main thread, where Python allows no handlers, and inside another such block it does
-    nothing.
+    For a run that is part of a larger process, which must not be ended. After `end_process_with`,
+    inside another such block, and outside the main thread, where Python allows no handlers, it
+    changes nothing.
     """
     if _State.installed or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _handle) for number in _SIGNALS}
+    before = {number: signal.signal(number, _raise) for number in _SIGNALS}
     _State.installed, _State.asked = True, False
     try:
         yield
@@ -56,10 +75,7 @@ def signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Let the first signal only set the flag: the block asks `asked` where it can stop.
-
-    A second signal raises `Stopped` at once.
-    """
+    """Let the first signal only set the flag: the block asks `asked` where it can stop."""
     with signals():
         _State.held += 1
         try:
@@ -68,7 +84,23 @@ def held() -> Iterator[None]:
             _State.held -= 1
 
 
-def _handle(number: int, frame: object) -> None:
+def _come() -> bool:
+    """Set the flag and return whether to stop at once."""
     first, _State.asked = not _State.asked, True
-    if not (first and _State.held):
+    return not (first and _State.held)
+
+
+def _watch(read: int, leave: Callable[[], None]) -> None:
+    while True:
+        for number in os.read(read, 64):
+            if number in _SIGNALS and _come():
+                leave()
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _come():
         raise Stopped
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: with a handler, Python passes the signal's number on to the thread."""
