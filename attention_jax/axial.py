@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
 from attention_jax._core.checks import as_array, check_inputs
+from attention_jax._core.record import pytree
 from attention_jax._core.term import ArrayBias, Sides, Term
 from attention_jax.attend import Implementation, attend
 from attention_jax.kernels.problem import check_mask
@@ -173,8 +174,7 @@ class _Grid:
         return self._side(x[..., 0, :], 0)[..., None, :]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Lines(Mask):
     """A mask of the whole grid, with its data reshaped to lines."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from attention_jax._core.checks import as_array, check_count, check_dtype, check_floating
-from attention_jax._core.record import Record, static
+from attention_jax._core.record import Record, pytree, static
 from attention_jax.masks.buffer import Latest, Written
 from attention_jax.masks.mask import Mask
 
@@ -27,8 +27,7 @@ _Valid = Annotated[Any, Bool[Array, "*#B T"]]
 _Order = Annotated[Any, Int[Array, "*#B beams"]]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class KVCache(Record):
     """Keys and values of the tokens so far, in a buffer of fixed length.
 

@@ -14,12 +14,12 @@ References:
     Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3" (counter-based generators).
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.extend
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from attention_jax._core.axes import Layout
@@ -44,7 +44,7 @@ def row_and_column_bits(
     sizes = (*layout.batch, layout.N)
     if shared:
         sizes = (1,) * len(sizes)
-    streams = jnp.arange(int(np.prod(sizes)), dtype=jnp.uint32).reshape(*sizes, 1)
+    streams = jnp.arange(math.prod(sizes), dtype=jnp.uint32).reshape(*sizes, 1)
     words = jax.random.bits(key, (2, 2), jnp.uint32)
     return Sides(
         query=_bits(words[0], streams, query_positions),

@@ -163,6 +163,8 @@ def _preferred(request: Request) -> tuple[str, ...]:
 
 def _is_small(request: Request) -> bool:
     layout = request.layout
+    if layout.symbolic_lengths:
+        return True
     most = _DENSE_PAIRS_LOOPED if tiling(request).loop else _DENSE_PAIRS
     return layout.T * layout.S <= most and request.block_size is None
 

@@ -19,8 +19,10 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.record import serializable_tuple
 
 
+@serializable_tuple
 class Stats(NamedTuple):
     """Statistics of each row of weights, `[*B, N, T]`, float32 (float64 for float64 inputs).
 

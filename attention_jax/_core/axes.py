@@ -15,11 +15,12 @@ for one head can be mapped over everything to its left.
 
 from typing import Annotated, Any, NamedTuple
 
+import jax.export
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 AnyArray = Array | np.ndarray
-Shape = tuple[int, ...]
+Shape = tuple[Any, ...]  # ints, or symbolic sizes under `jax.export`
 
 # What users pass, in letters. Only documented here: `checks` asserts it, with an error made for the
 # reader, so no annotation may refuse it before.
@@ -43,6 +44,13 @@ class Layout(NamedTuple):
     H: int
     Hk: int
     V: int
+
+    @property
+    def symbolic_lengths(self) -> str:
+        """The lengths that are symbolic under `jax.export`, such as "T = t"; "" without any."""
+        lengths = {"T": self.T, "S": self.S}
+        symbolic = (f"{x} = {n}" for x, n in lengths.items() if jax.export.is_symbolic_dim(n))
+        return ", ".join(symbolic)
 
     @property
     def group(self) -> int:

@@ -81,12 +81,12 @@ def map_leading(
         return function(tree)
     size = sizes[0]
     leaves, structure = jax.tree.flatten(tree)
-    mapped = [leaf.shape[0] == size and size > 1 for leaf in leaves]
+    mapped = [leaf.shape[0] == size and size != 1 for leaf in leaves]
     shared: list[Any] = [
         None if flag else leaf[0] for leaf, flag in zip(leaves, mapped, strict=True)
     ]
     # The transpose of the map adds the cotangents of a shared leaf: in float32 at least.
-    wide: list[Any] = widen_low(shared) if size > 1 else shared
+    wide: list[Any] = widen_low(shared) if size != 1 else shared
 
     def inner(entries: list[Any]) -> Any:
         rest = iter(entries)

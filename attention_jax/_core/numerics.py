@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -46,6 +47,12 @@ def without_float8(x: Any) -> Any:
 def zeros(shape: Shape, dtype: Any) -> Array:
     """`jnp.zeros` of the dtype that JAX gives an array of this one."""
     return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def arange(size: Any) -> Any:
+    """0 .. size - 1, int32: a NumPy array, or a traced one where the size is symbolic."""
+    xp = jnp if jax.export.is_symbolic_dim(size) else np
+    return xp.arange(size, dtype=np.int32)
 
 
 def stats_dtype(*dtypes: Any) -> np.dtype:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
@@ -40,6 +41,8 @@ def product_by_value(weights: Array, d_value: Array) -> Array:
 
 
 def _is_large(rows: int, columns: int) -> bool:
+    if any(map(jax.export.is_symbolic_dim, (rows, columns))):
+        return False
     return jax.default_backend() == "cpu" and min(rows, columns) >= _LEAST_ROWS
 
 

@@ -1,20 +1,50 @@
 """Frozen records: pytrees whose repr is the call that made them.
 
 Every choice a user makes (a score, a mask, a bias) is such a record. Array parameters are pytree
-leaves, so they pass through jit, vmap and grad; everything else is static and hashable.
+leaves, so they pass through jit, vmap and grad; everything else is static and hashable. An exported
+function that takes or returns records can be serialized.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.core
+import jax.export
 import numpy as np
+
+from attention_jax._core import serial
+
+Class = TypeVar("Class", bound=type)
 
 
 def static(**kwargs: Any) -> Any:
     """A dataclass field that is part of the tree's structure and not a leaf of it."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))
+def pytree(cls: Class) -> Class:
+    """Makes a class a frozen dataclass, a pytree node, and serializable by `jax.export`.
+
+    Fields are children of the node unless they are `static`.
+    """
+    cls = dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
+    jax.tree_util.register_dataclass(cls)
+    names = tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("static"))
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=serial.name_of(cls),
+        serialize_auxdata=lambda aux: serial.dump(cls, names, aux),
+        deserialize_auxdata=serial.load,
+    )
+    return cls
+
+
+def serializable_tuple(cls: Class) -> Class:
+    """Makes a NamedTuple serializable by `jax.export`."""
+    return jax.export.register_namedtuple_serialization(cls, serialized_name=serial.name_of(cls))
 
 
 def _show(value: Any) -> str:
@@ -51,6 +81,32 @@ class Record:
 
     def __hash__(self) -> int:
         return hash(jax.tree.structure(self))
+
+
+@pytree
+class Bound(Record):
+    """A function with some of its arguments; arrays among these are leaves.
+
+    Attributes:
+        function: the function, static.
+        args: its first positional arguments.
+        keywords: its keyword arguments.
+    """
+
+    function: Callable[..., Any] = static()
+    args: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Bound":
+        """The function; a `jax.tree_util.Partial` with the arguments that it carries."""
+        if isinstance(function, jax.tree_util.Partial):
+            return cls(function.func, function.args, function.keywords)
+        return cls(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function with these arguments behind its own."""
+        return self.function(*self.args, *args, **self.keywords)
 
 
 def _same(x: Any, y: Any) -> bool:

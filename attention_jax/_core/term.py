@@ -8,7 +8,6 @@ autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `blo
 needs a gradient of its own.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray, Array, Layout
 from attention_jax._core.numerics import stats_dtype
-from attention_jax._core.record import Record
+from attention_jax._core.record import Record, pytree
 
 
 class Sides(NamedTuple):
@@ -122,8 +121,7 @@ def check_per_head(name: str, parameter: Any, letters: str, layout: Layout, *siz
         )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class ArrayBias(Term):
     """A bias given as an array, `[*#B, #N, #T, #S]` by NumPy's broadcasting rule."""
 

@@ -34,18 +34,23 @@ def _is_foreign(x: Any, met: dict[int, Any]) -> bool:
     if type(x) in _PLAIN or isinstance(x, _ARRAYS) or id(x) in met:
         return False
     met[id(x)] = x  # kept, so that no later object has its id
-    if callable(x) and _is_library_function(x):
+    if callable(x) and is_library_function(x):
         return False
     return _top_level(x) not in _LIBRARIES or any(_is_foreign(part, met) for part in _parts(x))
 
 
-def _is_library_function(x: Any) -> bool:
-    """Whether `x` is a global of a library's module, such as `jnp.tanh`."""
+def is_library_function(x: Any) -> bool:
+    """Whether `x` is a function or class that is a global of a library, such as `jnp.tanh`."""
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARIES:
+    if not isinstance(module, str) or not is_library_module(module):
         return False
     # the attributes alone say nothing: `functools.wraps` copies them from another function
     return getattr(sys.modules.get(module), str(name), None) is x
+
+
+def is_library_module(name: str) -> bool:
+    """Whether a module belongs to JAX, Flax, NumPy, Optax or this library."""
+    return name.partition(".")[0] in _LIBRARIES
 
 
 def _top_level(x: Any) -> str:

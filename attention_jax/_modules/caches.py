@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
+from attention_jax._core.record import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
 from attention_jax.masks.mask import Interval, check_reach
@@ -18,6 +19,7 @@ from attention_jax.scores import Score
 from attention_jax.scores.modifiers import LogLength
 
 
+@serializable_tuple
 class DecoderCache(NamedTuple):
     """What one decoder layer keeps between steps.
 

@@ -17,6 +17,7 @@ import numpy as np
 from attention_jax import scores
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_count
+from attention_jax._core.record import pytree
 from attention_jax._core.term import check_per_head, head_axis
 from attention_jax._modules.arguments import check_choice
 from attention_jax._modules.recipes import (
@@ -33,8 +34,7 @@ from attention_jax.scores.modifiers import Modified
 from attention_jax.softmax import Stats
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class LogPosition(Modified):
     """`s · ln(p + 1) · score` for a query at p, which has p + 1 keys at or before it."""
 

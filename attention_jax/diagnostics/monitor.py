@@ -3,7 +3,6 @@
 optimizer = optax.chain(monitor(paths), optax.adam(1e-3))
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import NEG_INF
-from attention_jax._core.record import static
+from attention_jax._core.record import Record, pytree, static
 from attention_jax.diagnostics.application import flatten_by_path
 from attention_jax.softmax import Stats
 
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 FIELDS = ("entropy", "least_entropy", "largest_weight", "max_logit", "gradient_norm", "bad")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class MonitorState:
+@pytree
+class MonitorState(Record):
     """The state of a monitor: a ring buffer of the last rows.
 
     Attributes:

@@ -1,12 +1,10 @@
 """The record of one call of attention: quantities of each row, and static facts of the call."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from attention_jax._core.record import Record, static
+from attention_jax._core.record import Record, pytree, static
 
 
 class Facts(NamedTuple):
@@ -37,8 +35,7 @@ class Facts(NamedTuple):
     keys: int
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class AttentionRecord(Record):
     """Statistics of one call of attention; rows are `[*B, N, T]`, before dropout, float32 at least.
 

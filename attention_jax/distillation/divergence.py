@@ -171,7 +171,7 @@ def _inputs(
 def _request(name: str, query: Any, key: Any, options: dict[str, Any]) -> Request:
     try:
         check_inputs(query, key)
-        value = np.zeros((*key.shape[:-1], 0), np.float32)
+        value = key[..., :0]
         return make_request(query, key, value, **options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"the {name}: {error}") from None

@@ -28,8 +28,8 @@ DERIVATIVES = ("jvp", "vjp", "any nesting")
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do: nothing."""
-    return None
+    """What of the request this kernel cannot do: symbolic lengths, which have no blocks."""
+    return request.why_no_blocks
 
 
 def run(request: Request) -> Result:

@@ -17,6 +17,7 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout, Shape
 from attention_jax._core.manual import vary_as, whole_behind
 from attention_jax._core.mapping import head_axes, merge_axes
+from attention_jax._core.numerics import arange
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
 from attention_jax.kernels.request import Request, Result
@@ -132,9 +133,9 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     return problem, facts
 
 
-def _positions(given: Any, size: int, batch_rank: int) -> Any:
+def _positions(given: Any, size: Any, batch_rank: int) -> Any:
     if given is None:
-        return np.arange(size, dtype=np.int32).reshape((1,) * (batch_rank + 1) + (size,))
+        return arange(size).reshape((1,) * (batch_rank + 1) + (size,))
     given = jnp.asarray(given).astype(jnp.int32)
     batch = given.shape[:-1] or (1,) * batch_rank
     return given.reshape(*batch, 1, size)

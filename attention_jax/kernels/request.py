@@ -4,7 +4,6 @@ A kernel is two functions of one request: `why_not(request) -> str | None` says 
 kernel cannot do, and `run(request) -> Result` does it.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,14 +12,13 @@ import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.numerics import stats_dtype
-from attention_jax._core.record import Record, static
+from attention_jax._core.record import Record, pytree, serializable_tuple, static
 from attention_jax._core.term import Term
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import Stats
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Request(Record):
     """One call of attention, checked.
 
@@ -64,6 +62,14 @@ class Request(Record):
         return Layout(tuple(batch), T, S, N, K, H, Hk, self.value.shape[-1])
 
     @property
+    def why_no_blocks(self) -> str | None:
+        """Why the plane cannot be divided into blocks; None where it can."""
+        symbolic = self.layout.symbolic_lengths
+        if not symbolic:
+            return None
+        return f'it divides known lengths into blocks, got symbolic {symbolic}; "dense" takes them'
+
+    @property
     def accumulator(self) -> np.dtype:
         """The dtype of statistics and accumulators, the same in every kernel."""
         parts = (self.query, self.key, self.value, self.score, self.bias)
@@ -83,6 +89,7 @@ class Result(NamedTuple):
     stats: Stats | None
 
 
+@serializable_tuple
 class AttentionInputs(NamedTuple):
     """The inputs of one call of attention, as arguments of `attend`; a pytree.
 

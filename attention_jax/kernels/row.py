@@ -47,6 +47,7 @@ def fits(request: Request) -> bool:
     layout = request.layout
     return (
         layout.T == 1
+        and not layout.symbolic_lengths
         and layout.K <= _MOST_HEADS
         and 0 not in (*layout.batch, layout.S, layout.H, layout.V)
         and type(request.score) in (Dot, ScaledDot)

@@ -31,7 +31,8 @@ def fits(request: Request) -> bool:
     """Whether it is short, with a score that is a product, and asks for nothing but `out`."""
     layout = request.layout
     return (
-        max(layout.T, layout.S) <= _LONGEST
+        not layout.symbolic_lengths
+        and max(layout.T, layout.S) <= _LONGEST
         and 0 not in (*layout.batch, layout.T, layout.S, layout.H, layout.V)
         and type(request.score) in (Dot, ScaledDot, General, Cosine)
         and request.mask is None

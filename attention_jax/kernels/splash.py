@@ -32,6 +32,8 @@ def why_not(request: Request) -> str | None:
 def cannot(request: Request) -> str | None:
     """What of the request it cannot do, on a TPU."""
     layout = request.layout
+    if layout.symbolic_lengths:
+        return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
     dtypes = {np.dtype(x.dtype).name for x in (request.query, request.key, request.value)}
     if len(dtypes) > 1 or not dtypes <= {"float32", "bfloat16"}:
         return f"query, key and value must all be float32 or all bfloat16, got {sorted(dtypes)}"

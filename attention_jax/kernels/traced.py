@@ -6,7 +6,6 @@ a rule has no derivative for what a function captured. A program is fixed, and w
 captured is an input of it.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import vary_as
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, Term
 from attention_jax._core.user_code import holds_user_code
 from attention_jax.kernels.block import cut
@@ -36,8 +35,7 @@ class Program(NamedTuple):
         return jax.core.eval_jaxpr(self.jaxpr, captured, *jax.tree.leaves(arguments))[0]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class TracedTerm(Term):
     """A term whose block function is a program for each size of block that occurs."""
 
@@ -65,8 +63,7 @@ class TracedTerm(Term):
         return self.overflows
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class TracedMask(Mask):
     """A mask of which one block is a program."""
 

@@ -8,7 +8,6 @@ Static masks give a NumPy map while tracing; masks with data give a traced one. 
 than O(T + S) and one small number a block.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import Record, static
+from attention_jax._core.record import Record, pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 
@@ -26,8 +25,7 @@ _SIGNS = "·▒█"
 _PICTURE = 64  # rows and columns of the largest picture
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class BlockMap(Record):
     """The kinds of all blocks.
 

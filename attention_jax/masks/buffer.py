@@ -1,17 +1,14 @@
 """The masks of a buffer of keys that is filled step by step, as a cache is."""
 
-import dataclasses
 from typing import Any
 
-import jax
-
+from attention_jax._core.record import pytree
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 from attention_jax.masks.patterns import Window
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Written(Mask):
     """Keys in slots of a buffer that hold a real token."""
 
@@ -44,8 +41,7 @@ class Written(Mask):
         return Verdict(high.sides.key, low.sides.key)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Latest(Window):
     """The window of keys that a rolling buffer holds, `left` before the query's own."""
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.checks import as_array, fits_int32
-from attention_jax._core.record import static
+from attention_jax._core.numerics import arange
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 
@@ -23,18 +24,17 @@ def _check_ids(name: str, ids: Any) -> None:
         raise TypeError(f"{name} must be integers, got dtype {np.dtype(ids.dtype).name}")
 
 
-def _below(lengths: Any, size: int) -> Any:
+def _below(lengths: Any, size: Any) -> Any:
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
     lengths = xp.asarray(lengths)
     if lengths.dtype.itemsize > 2:  # what is beyond 32 bits is no shorter for it
         lengths = xp.clip(lengths, 0, size)
     lengths = lengths.astype(np.int32)[..., None, None]
-    index = np.arange(size, dtype=np.int32).reshape((1,) * (lengths.ndim - 1) + (size,))
+    index = arange(size).reshape((1,) * (lengths.ndim - 1) + (size,))
     return index < lengths
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Padding(Mask):
     """The first `key_lengths` keys, for the first `query_lengths` queries."""
 
@@ -64,8 +64,7 @@ class Padding(Mask):
         return Verdict(self.allowed(high), self.allowed(low))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Segments(Mask):
     """Query and key see each other where their ids agree and are no padding."""
 
@@ -143,8 +142,7 @@ def _head(ids: Any) -> Any:
     return ids if ids.ndim == 1 else ids[..., None, :]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class FromArray(Mask):
     """A bool array, `[*#B, #N, #T, #S]`."""
 

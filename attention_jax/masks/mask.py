@@ -11,12 +11,14 @@ import dataclasses
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count, check_positions
-from attention_jax._core.record import Record
+from attention_jax._core.numerics import arange
+from attention_jax._core.record import Record, pytree
 from attention_jax._core.term import Sides
 
 
@@ -147,7 +149,7 @@ class Mask(Record):
     def _view(
         self, T: int, S: int, query_positions: Any = None, key_positions: Any = None
     ) -> tuple[View, Lengths]:
-        T, S = check_count("T", T), check_count("S", S)
+        T, S = _length("T", T), _length("S", S)
         lengths = Lengths(T, S, query_positions is None and key_positions is None)
         view = View(
             spread(self.prepare(lengths)),
@@ -191,9 +193,13 @@ class Mask(Record):
         return density(self, view, lengths)
 
 
-def _positions(name: str, positions: Any, length: int) -> Any:
+def _length(name: str, length: Any) -> Any:
+    return length if jax.export.is_symbolic_dim(length) else check_count(name, length)
+
+
+def _positions(name: str, positions: Any, length: Any) -> Any:
     if positions is None:
-        return np.arange(length, dtype=np.int32)
+        return arange(length)
     check_positions(name, positions, np.shape(positions)[:-1], length)
     positions = positions.astype(np.int32)
     # batch axes come before a head axis of size 1
@@ -258,8 +264,7 @@ def _is_mask(other: object, operator: str) -> TypeGuard[Mask]:
     return isinstance(other, Mask)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class And(Pair):
     """`first & second`."""
 
@@ -285,8 +290,7 @@ class And(Pair):
         return Verdict(a.some & b.some, a.every & b.every)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Or(Pair):
     """`first | second`."""
 
@@ -309,8 +313,7 @@ class Or(Pair):
         return Verdict(a.some | b.some, a.every | b.every)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Not(Mask):
     """`~mask`."""
 

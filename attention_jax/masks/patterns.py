@@ -4,7 +4,6 @@ They compare absolute positions, by default 0..T-1 and 0..S-1. Except `custom`, 
 so their block maps are known at trace time.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.checks import check_count
-from attention_jax._core.record import static
+from attention_jax._core.numerics import arange
+from attention_jax._core.record import Bound, pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Interval, Lengths, Mask, Verdict, View
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Causal(Mask):
     """Query at position p sees keys at positions <= p."""
 
@@ -37,7 +36,7 @@ class Causal(Mask):
                 'causal(align="end") aligns the last query with the last key and cannot be '
                 "combined with query_positions or key_positions; use causal() with true positions"
             )
-        return Sides(query=np.full((lengths.T,), lengths.S - lengths.T, np.int32))
+        return Sides(query=arange(lengths.T) * 0 + (lengths.S - lengths.T))
 
     def _reach(self, view: View) -> Any:
         return view.query_positions + (0 if self.align == "start" else view.sides.query)
@@ -57,8 +56,7 @@ class Causal(Mask):
         )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Window(Mask):
     """Query at position p sees keys at p - left .. p + right; None is no limit."""
 
@@ -106,8 +104,7 @@ class Window(Mask):
         return Verdict(some, every)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Prefix(Mask):
     """Every query sees keys at positions below `length`."""
 
@@ -125,8 +122,7 @@ class Prefix(Mask):
         return Verdict(low.key_positions < self.length, high.key_positions < self.length)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class BlockDiagonal(Mask):
     """Query and key are in the same run of `size` positions."""
 
@@ -151,15 +147,14 @@ class BlockDiagonal(Mask):
         return Verdict(overlap, (q_low == k_high) & (k_low == q_high))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Custom(Mask):
     """A mask given as a function of positions."""
 
-    function: Any  # a jax.tree_util.Partial
+    function: Bound
 
     def _call(self) -> tuple[str, dict[str, Any]]:
-        return "custom", {"f": self.function.func}
+        return "custom", {"f": self.function.function}
 
     def per_head(self) -> "Custom":
         """Adds a head axis to the function's arrays, which all heads share."""
@@ -268,4 +263,4 @@ def custom(f: Callable[[Any, Any], Any]) -> Mask:
     """
     if not callable(f):
         raise TypeError(f"masks.custom(f): f must be callable, got {type(f).__name__}")
-    return Custom(f if isinstance(f, jax.tree_util.Partial) else jax.tree_util.Partial(f))
+    return Custom(Bound.of(f))

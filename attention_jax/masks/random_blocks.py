@@ -16,13 +16,12 @@ import numpy as np
 
 from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Chosen(Mask):
     """The mask of a table of chosen key blocks, `[..., rows, blocks]`, as used in a kernel.
 
@@ -59,8 +58,7 @@ class Chosen(Mask):
         return Verdict(count > 0, count == area)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class RandomBlocks(Mask):
     """`blocks` random key blocks for each query block."""
 

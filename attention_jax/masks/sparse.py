@@ -10,15 +10,13 @@ References:
     Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences", arXiv:2007.14062.
 """
 
-import dataclasses
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax.masks.mask import Interval, Mask, Verdict, View
 from attention_jax.masks.patterns import block_diagonal, causal, window
 from attention_jax.masks.random_blocks import random
@@ -27,8 +25,7 @@ from attention_jax.masks.strides import dilated, strided, summary
 Tokens = Annotated[Any, "an int, or ints"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class GlobalTokens(Mask):
     """Pairs with a global query or a global key; `runs` are the tokens as [start, stop) ranges."""
 
@@ -71,8 +68,7 @@ class GlobalTokens(Mask):
         return Verdict(some, every)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class BlockLocal(Mask):
     """Blocks of `size` positions, at most `blocks // 2` blocks apart."""
 

@@ -9,7 +9,6 @@ They hold no arrays, so their block maps are known at trace time. For blocks of 
 positions the classification (empty, partial, full) is exact.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.checks import check_count
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax.masks.mask import Interval, Mask, Verdict, View
 
 
@@ -46,8 +45,7 @@ def _multiple_between(least: Any, greatest: Any, step: int) -> Any:
     return greatest // step * step >= least
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Strided(Mask):
     """Distances that are multiples of `stride`."""
 
@@ -66,8 +64,7 @@ class Strided(Mask):
         return Verdict(some, some & (_single_pair(low, high) | (self.stride == 1)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Dilated(Mask):
     """Distances `j · dilation` with |j| at most `half`."""
 
@@ -102,8 +99,7 @@ class Dilated(Mask):
         return Verdict(some, some & inside & (_single_pair(low, high) | (self.dilation == 1)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Summary(Mask):
     """The last `count` keys of every run of `size` positions."""
 
@@ -129,8 +125,7 @@ class Summary(Mask):
         return Verdict(found > 0, found == last - first + 1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Axial(Mask):
     """Cells of a row-major grid that differ in the coordinate of one axis only."""
 

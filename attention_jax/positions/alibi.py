@@ -1,6 +1,5 @@
 """ALiBi: attention with linear biases."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.record import pytree
 from attention_jax._core.term import Sides
 from attention_jax.positions.bias import Bias
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Alibi(Bias):
     """`-slope_n · |distance|`."""
 

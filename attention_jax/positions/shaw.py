@@ -1,9 +1,7 @@
 """Shaw et al.'s relative position bias: one learned key per clipped distance."""
 
-import dataclasses
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating
 from attention_jax._core.numerics import matmul
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, check_per_head, over_heads
 from attention_jax.positions.bias import Bias, ContentBias
 from attention_jax.positions.distance import by_distance
@@ -19,8 +17,7 @@ from attention_jax.positions.distance import by_distance
 Table = Annotated[Any, Float[Array, "*N rows H"]]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Shaw(ContentBias):
     """`q · table[k + clip(distance, -k, k)] / √H`; `reach` is k."""
 

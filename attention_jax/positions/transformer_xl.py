@@ -1,9 +1,7 @@
 """Transformer-XL's relative position bias: sinusoids of the distance, weighted by the query."""
 
-import dataclasses
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating, check_positive
 from attention_jax._core.numerics import matmul, widen
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, check_per_head, over_heads
 from attention_jax.positions.bias import Bias, ContentBias
 from attention_jax.positions.phases import geometric, waves
@@ -20,8 +18,7 @@ Weight = Annotated[Any, Float[Array, "*N D H"]]
 Vector = Annotated[Any, Float[Array, "*N H"]]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class TransformerXL(ContentBias):
     """`(u · k + (q + v) · Wᵀ R(distance)) / √H`."""
 

@@ -13,7 +13,6 @@ References:
     eq. 7 (GATv2: a leaky ReLU of slope 0.2 as the activation).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import Key, Layout, Query
 from attention_jax._core.checks import check_callable, check_parameter
 from attention_jax._core.numerics import matmul, promote, widen
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
 from attention_jax.scores.plane import BOUNDED, additive_plane
 from attention_jax.scores.score import Score
@@ -49,8 +48,7 @@ def _in_range(x: Array) -> Array:
     return jnp.where(jnp.isinf(x), jax.lax.stop_gradient(largest), x)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Additive(Score):
     """`e = v · f(q W_query + k W_key)`."""
 
@@ -93,8 +91,7 @@ class Additive(Score):
         return (512, 512)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Concat(Score):
     """`e = v · f([q; k] W)`: the additive score with its two projections stacked."""
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -22,7 +21,7 @@ from jaxtyping import Array
 from attention_jax._core.axes import Layout
 from attention_jax._core.checks import check_number, check_parameter, check_positive
 from attention_jax._core.numerics import NEG_INF, is_concrete, stats_dtype
-from attention_jax._core.record import static
+from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, Term, check_per_head, head_axis
 from attention_jax.scores.score import Score
 
@@ -73,8 +72,7 @@ def _but_hidden(score: Term, scores: Array, change: Callable[[Array], Array]) ->
     return jnp.where(hidden, NEG_INF, change(jnp.where(hidden, 0, scores)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Temperature(Modified):
     """`score / tau`."""
 
@@ -94,8 +92,7 @@ class Temperature(Modified):
         return scores / jnp.asarray(self.tau).astype(scores.dtype)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class SoftCap(Modified):
     """`cap · tanh(score / cap)`."""
 
@@ -109,8 +106,7 @@ class SoftCap(Modified):
         return self.cap * jnp.tanh(scores / self.cap)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Clip(Modified):
     """`min(max(score, low), high)`."""
 
@@ -122,8 +118,7 @@ class Clip(Modified):
         return jnp.clip(scores, self.low, self.high)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class LogLength(Score):
     """`s · ln(n) · score`, n the number of keys unless given."""
 

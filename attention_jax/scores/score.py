@@ -6,8 +6,6 @@ A score is a frozen pytree. Its array parameters are leaves and get gradients; t
 A new score is one class with `prepare` and `block` (see `attention_jax._core.term`).
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +15,7 @@ from attention_jax._core.axes import Array, Key, Layout, Query
 from attention_jax._core.checks import check_inputs
 from attention_jax._core.mapping import head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.record import pytree
 from attention_jax._core.term import ArrayBias, Sides, Term, without_hidden
 
 
@@ -50,8 +49,7 @@ class Score(Term):
         return scores.reshape(*layout.batch, layout.N, layout.T, layout.S)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Sum(Score):
     """`score + bias`: the sum of two terms."""
 

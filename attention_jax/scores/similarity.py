@@ -7,7 +7,6 @@ References:
     Graves, Wayne, Danihelka 2014, "Neural Turing Machines", arXiv:1410.5401, eq. 6 (cosine).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ from attention_jax._core.numerics import (
     stats_dtype,
 )
 from attention_jax._core.products import pair_products
-from attention_jax._core.record import static
+from attention_jax._core.record import Bound, pytree, static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
 from attention_jax.scores.score import Score
 
@@ -37,8 +36,7 @@ def _same_depth(layout: Layout) -> None:
         raise ValueError(f"query depth {layout.H} and key depth {layout.Hk} must match (H)")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Dot(Score):
     """`e = q · k`."""
 
@@ -60,8 +58,7 @@ class Dot(Score):
         return pair_products(sides.query, sides.key)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class ScaledDot(Score):
     """`e = scale · q · k`, scale 1/√H unless given."""
 
@@ -113,8 +110,7 @@ class ScaledDot(Score):
         return scores
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class General(Score):
     """`e = qᵀ W k`."""
 
@@ -142,8 +138,7 @@ class General(Score):
         return pair_products(sides.query, sides.key)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Cosine(Score):
     """`e = scale · (q / |q|) · (k / |k|)`; a zero vector scores 0."""
 
@@ -174,15 +169,14 @@ class Cosine(Score):
         return pair_products(sides.query, sides.key)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Custom(Score):
     """`e = f(query_block, key_block, query_positions, key_positions)`."""
 
-    function: Any  # a jax.tree_util.Partial: the function is static, its arguments are leaves
+    function: Bound
 
     def _call(self) -> tuple[str, dict[str, Any]]:
-        return "custom", {"f": self.function.func}
+        return "custom", {"f": self.function.function}
 
     def prepare(self, query: Array, key: Array) -> Sides:
         """The arrays as they are."""
@@ -290,7 +284,7 @@ def custom(f: BlockFunction) -> Score:
     """
     if not callable(f):
         raise TypeError(f"scores.custom(f): f must be callable, got {type(f).__name__}")
-    return Custom(f if isinstance(f, jax.tree_util.Partial) else jax.tree_util.Partial(f))
+    return Custom(Bound.of(f))
 
 
 def dot_score(query: Query, key: Key) -> Float[Array, "*B N T S"]:

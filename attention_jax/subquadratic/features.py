@@ -8,7 +8,6 @@ normalisation cancels; a row of key features may be scaled if the logarithm of i
 returned.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
-from attention_jax._core.record import Record, static
+from attention_jax._core.record import Bound, Record, pytree, static
 
 # The smallest logarithm of a random feature, relative to the largest of its row.
 _FLOOR = -60
@@ -43,8 +42,7 @@ class FeatureMap(Record):
         return self.features(x, positions), None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Elu(FeatureMap):
     """`φ(x) = elu(x) + 1`."""
 
@@ -56,8 +54,7 @@ class Elu(FeatureMap):
         return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Relu(FeatureMap):
     """`φ(x) = max(x, 0) + offset`."""
 
@@ -71,8 +68,7 @@ class Relu(FeatureMap):
         return jax.nn.relu(x) + self.offset
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Cosine(FeatureMap):
     """`φ(x, p) = [max(x, 0) cos a, max(x, 0) sin a]`, `a = π p / 2M`."""
 
@@ -98,8 +94,7 @@ class Cosine(FeatureMap):
         return jnp.concatenate([x * jnp.cos(angle), x * jnp.sin(angle)], axis=-1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Favor(FeatureMap):
     """`φ(x) = exp(w_i · x̃ - |x̃|² / 2)`, `x̃ = x / H^¼`, for each row w_i of the projection.
 
@@ -146,15 +141,14 @@ class Favor(FeatureMap):
         return self._features(x)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class Custom(FeatureMap):
     """A custom function of the last axis."""
 
-    function: Any  # a jax.tree_util.Partial: the function is static, its arguments are leaves
+    function: Bound
 
     def _call(self) -> tuple[str, dict[str, Any]]:
-        return "feature_map", {"f": self.function.func}
+        return "feature_map", {"f": self.function.function}
 
     def features(self, x: Array, positions: Array) -> Array:
         """Calls the function and checks what it returns."""
@@ -179,8 +173,7 @@ def as_feature_map(feature_map: Any) -> FeatureMap:
             "feature_map must be a feature map such as subquadratic.elu_features(), or a function "
             f"[..., H] -> [..., F], got {type(feature_map).__name__}"
         )
-    partial = isinstance(feature_map, jax.tree_util.Partial)
-    return Custom(feature_map if partial else jax.tree_util.Partial(feature_map))
+    return Custom(Bound.of(feature_map))
 
 
 def elu_features() -> FeatureMap:

@@ -1,6 +1,5 @@
 """Linear attention: a product of feature maps replaces the exponential of the score."""
 
-import dataclasses
 import functools
 from typing import Annotated, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
 from attention_jax._core.compiled import compiled
-from attention_jax._core.record import Record
+from attention_jax._core.record import Record, pytree
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
 from attention_jax.subquadratic.problem import (
@@ -42,8 +41,7 @@ FORMS = ("chunked", "parallel", "recurrent")
 _CHUNK = 64
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree
 class LinearState(Record):
     """The recurrent state of linear attention, of a size independent of the number of tokens.
 

@@ -5,6 +5,7 @@ queries, keys and values are therefore replaced before any arithmetic, and the r
 them are set to NaN afterwards: no product, forward or backward, contains a NaN.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -111,7 +112,7 @@ def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
 
     def heads_first(x: Any) -> Array:
         x = jnp.swapaxes(jnp.asarray(x).astype(dtype), -2, -3)
-        return x.reshape(int(np.prod(layout.batch)), *x.shape[-3:])
+        return x.reshape(math.prod(layout.batch), *x.shape[-3:])
 
     queries, keys, values = heads_first(query), heads_first(key), heads_first(value)
     if see.key is not None and see.key.shape[1] > 1 and layout.group > 1:

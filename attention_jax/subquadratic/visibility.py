@@ -7,6 +7,7 @@ A mask is therefore decomposed into a mask of keys, a mask of queries, and causa
 mask raises an error.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -105,6 +106,6 @@ def _flags(given: list[Any], layout: Layout, length: int, *, pair_axis: int) -> 
         flags = jnp.asarray(flags).reshape((1,) * (rank - flags.ndim) + flags.shape)
         heads = flags.shape[-2]
         flags = jnp.broadcast_to(flags, (*layout.batch, heads, length))
-        flags = flags.reshape(int(np.prod(layout.batch)), heads, length)
+        flags = flags.reshape(math.prod(layout.batch), heads, length)
         together = flags if together is None else together & flags
     return together
