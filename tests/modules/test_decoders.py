@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.modules.made import Made
+from tests.modules.flavours import Made
 
 KEY = jax.random.key(0)
 PROMPTS = jnp.array([[1, 3, 4], [0, 4, 4], [2, 2, 1]])

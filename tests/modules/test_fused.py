@@ -10,7 +10,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
-from tests.modules.made import Made
+from tests.modules.flavours import Made
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
 
@@ -268,7 +268,7 @@ def test_heads_of_an_adapter_are_not_pruned(flavour):
     _wrap(layer, "value")
     with pytest.raises(NotImplementedError, match=r"'value' holds base, down, up"):
         modules.prune_heads(layer, [0])
-    if flavour.name == "linen":
+    if flavour == "linen":
         changed = {**VARIABLES["params"]}
         changed["value"] = {**changed["value"], "lora": jnp.ones((8, 2))}
         with pytest.raises(NotImplementedError, match=r"'value' holds bias, kernel, lora"):

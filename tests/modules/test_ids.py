@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from tests.modules.made import Made
+from tests.modules.flavours import Made
 
 IDS = np.array([[3, 1, 4, 1], [5, 2, 0, 3]])
 WRONG = [7, -1, 127]

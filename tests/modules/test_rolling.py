@@ -23,7 +23,7 @@ from attention_jax.masks import (
     strided,
     window,
 )
-from tests.modules.made import Made
+from tests.modules.flavours import Made
 
 T, WIDTH = 9, 8
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, WIDTH)), jnp.float32)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from attention_jax import linen
 from attention_jax import nnx as modules
-from tests.modules.made import Made
+from tests.modules.flavours import Made
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.bfloat16)
 DTYPES = {True: jnp.float32, False: jnp.bfloat16}
@@ -27,7 +27,7 @@ def _rows_sum_to_one(weights, force):
 @pytest.mark.parametrize("decode", [False, True])
 def test_our_layers(force, decode, flavour):
     options = {"dtype": jnp.bfloat16, "force_fp32_for_softmax": force, "decode": decode}
-    if flavour.name == "nnx":
+    if flavour == "nnx":
         layer = modules.MultiHeadAttention(2, 8, **options, rngs=nnx.Rngs(0))
         if decode:
             layer.init_cache(X.shape)
@@ -61,8 +61,8 @@ def test_float32_weights_change_no_output(flavour):
 @pytest.mark.parametrize("force", [True, False])
 def test_the_function_for_flax(force, flavour):
     query = jnp.stack([X] * 2, axis=-2)
-    fn = (modules if flavour.name == "nnx" else linen).attention_fn()
-    if flavour.name == "nnx":
+    fn = (modules if flavour == "nnx" else linen).attention_fn()
+    if flavour == "nnx":
         fn = functools.partial(fn, force_fp32_for_softmax=force)
         layer = nnx.MultiHeadAttention(
             2, 8, decode=False, attention_fn=fn, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
