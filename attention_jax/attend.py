@@ -168,8 +168,9 @@ def attend_with_stats(
         statistics=True,
     )
     result = execute(request, implementation)
-    assert result.stats is not None  # asked for above
-    return result.out, result.stats
+    stats = result.stats
+    assert stats is not None  # asked for above
+    return result.out, stats
 
 
 def attention_weights(
@@ -376,9 +377,9 @@ def _nothing(request: Request) -> Result:
     layout = request.layout
     out = zeros((*layout.batch, layout.T, layout.N, layout.V), request.query.dtype)
     if not request.statistics:
-        return Result(out, None)
-    entropy = zeros((*layout.batch, layout.N, layout.T), request.accumulator)
-    return Result(out, Stats(entropy - jnp.inf, entropy, entropy - jnp.inf))
+        return Result(out)
+    rows = zeros((*layout.batch, layout.N, layout.T), request.accumulator)
+    return Result(out, Stats(rows, rows, rows), jnp.ones(rows.shape, bool))
 
 
 @functools.partial(compiled, static=(1,))

@@ -24,9 +24,9 @@ from attention_jax._core.axes import (
     Value,
 )
 from attention_jax._core.checks import as_array
-from attention_jax._core.numerics import NEG_INF, matmul
+from attention_jax._core.numerics import matmul
 from attention_jax._core.term import ArrayBias, Term, check_per_head, over_heads
-from attention_jax.attend import Implementation, attend_with_stats, make_request
+from attention_jax.attend import Implementation, execute, make_request
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Mask
 from attention_jax.masks.patterns import window
@@ -98,32 +98,35 @@ def shaw_attention(
         "query_positions": query_positions,
         "key_positions": key_positions,
     }
-    how = {"implementation": implementation, "block_size": block_size, "precision": precision}
+    how = {"block_size": block_size, "precision": precision}
     layout = make_request(query, key, value, mask=mask, **given).layout
     check_per_head("value_table", value_table, "2k + 1, V", layout, 2 * k + 1, layout.V)
 
-    def attend_part(value: Any, where: Mask | None) -> tuple[Array, Array]:
+    def attend_part(value: Any, where: Mask | None) -> tuple[Array, Array, Array]:
         both = mask if where is None else where if mask is None else mask & where
-        out, stats = attend_with_stats(query, key, value, mask=both, **given, **how)
-        return out, jnp.swapaxes(stats.lse, -1, -2)[..., None]
+        request = make_request(query, key, value, mask=both, statistics=True, **given, **how)
+        result = execute(request, implementation)
+        assert result.rows is not None  # asked for above
+        assert result.empty is not None
+        lse, seen = (jnp.swapaxes(x, -1, -2)[..., None] for x in (result.rows.lse, ~result.empty))
+        return result.out, lse, seen
 
-    out, lse = attend_part(value, None)
-    seen = lse != NEG_INF
+    out, lse, seen = attend_part(value, None)
     nothing = jnp.zeros((*layout.batch, layout.S, layout.K, 0), lse.dtype)
 
-    def share(part: Array) -> Array:
-        """The weight of a part of the keys, from its log-sum-exp."""
-        return jnp.where(seen, jnp.exp(part - jnp.where(seen, lse, 0)), 0)
+    def share(part: Array, some: Array) -> Array:
+        """The weight of a part of the keys, from its log-sum-exp, and of which rows it has some."""
+        return jnp.where(some, jnp.exp(jnp.where(some, part - lse, 0)), 0)
 
     if k == 0:
         weights = seen.astype(lse.dtype)
     else:
         before, after = (
-            attend_part(nothing, ~w)[1] for w in (window(k - 1, None), window(None, k - 1))
+            share(*attend_part(nothing, ~w)[1:]) for w in (window(k - 1, None), window(None, k - 1))
         )
-        band, part = attend_part(_residues(key_positions, layout, 2 * k - 1), window(k - 1, k - 1))
-        band = _by_distance(band, query_positions, k).astype(lse.dtype) * share(part)
-        weights = jnp.concatenate([share(before), band, share(after)], axis=-1)
+        band, *part = attend_part(_residues(key_positions, layout, 2 * k - 1), window(k - 1, k - 1))
+        band = _by_distance(band, query_positions, k).astype(lse.dtype) * share(*part)
+        weights = jnp.concatenate([before, band, after], axis=-1)
     table = over_heads(value_table, 2, weights.ndim)
     relative = matmul(jnp.swapaxes(weights, -2, -3), table)
     return (out.astype(relative.dtype) + jnp.swapaxes(relative, -2, -3)).astype(out.dtype)

@@ -10,6 +10,7 @@ References:
     Rabe, Staats 2021, "Self-attention Does Not Need O(n²) Memory", arXiv:2112.05682.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from attention_jax._core.axes import AnyArray
-from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
 from attention_jax._core.record import serializable_tuple
 
 
@@ -61,8 +62,12 @@ def masked_softmax(
         if mask.dtype != np.bool_:
             raise TypeError(f"mask must be boolean, got dtype {np.dtype(mask.dtype).name}")
         mask = jnp.broadcast_to(jnp.asarray(mask), x.shape)
-    _, weights = log_sum_exp(x.astype(stats_dtype(x.dtype)), mask, axis)
-    return weights.astype(x.dtype)
+    return _weights(x, mask, axis)
+
+
+@functools.partial(jax.jit, static_argnames=("axis",))
+def _weights(x: Array, mask: Array | None, axis: int) -> Array:
+    return log_sum_exp(x.astype(stats_dtype(x.dtype)), mask, axis)[1].astype(x.dtype)
 
 
 def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array, Array]:
@@ -72,8 +77,9 @@ def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array,
     if x.shape[axis] == 0:
         shape = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
         return jnp.full(shape, NEG_INF, x.dtype), x
-    top = jnp.max(x, axis=axis, keepdims=True, where=visible, initial=NEG_INF)
-    top = jax.lax.stop_gradient(jnp.where(top == NEG_INF, 0, top))
+    least = lowest(x.dtype)
+    top = jnp.max(x, axis=axis, keepdims=True, where=visible, initial=least)
+    top = jax.lax.stop_gradient(top)
     powers = jnp.where(visible, jnp.exp(jnp.where(visible, x - top, 0)), 0)
     total = jnp.sum(powers, axis=axis, keepdims=True)
     empty = total == 0

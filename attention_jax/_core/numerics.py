@@ -60,6 +60,11 @@ def stats_dtype(*dtypes: Any) -> np.dtype:
     return promote(jnp.float32, *dtypes)
 
 
+def lowest(dtype: Any) -> float:
+    """The least finite number of a floating dtype."""
+    return float(jnp.finfo(dtype).min)
+
+
 def is_low_precision(dtype: Any) -> bool:
     """Whether a floating dtype has fewer than 32 bits."""
     return jnp.finfo(dtype).bits < 32

@@ -20,8 +20,8 @@ from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
 from attention_jax._modules.arguments import check_activation
+from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
-from attention_jax.softmax import Stats
 
 # What `score=` takes; what else is given gets an error of ours.
 AnyScore = Annotated[Any, "Score | ScoreRecipe | str | None, or a function that makes a Score"]
@@ -89,9 +89,9 @@ class ScoreRecipe:
         """The names that are states: they get no gradient, and `adapt` changes them in training."""
         return ()
 
-    def adapt(self, values: Mapping[str, Array], stats: Stats) -> dict[str, Array]:
-        """The next values of the states, from the statistics of a training call."""
-        del values, stats
+    def adapt(self, values: Mapping[str, Array], result: Result) -> dict[str, Array]:
+        """The next values of the states, from a training call with statistics."""
+        del values, result
         return {}
 
     def build(self, values: Mapping[str, Array]) -> Score:

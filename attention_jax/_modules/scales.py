@@ -29,9 +29,9 @@ from attention_jax._modules.recipes import (
     positive_inverse,
     recipe,
 )
+from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
 from attention_jax.scores.modifiers import Modified
-from attention_jax.softmax import Stats
 
 
 @pytree
@@ -154,11 +154,12 @@ class EntropyScale(Wrapped):
         scale = jnp.exp(jax.lax.stop_gradient(values["log_scale"]))
         return _times(self.inside(values), scale)
 
-    def adapt(self, values: Mapping[str, Array], stats: Stats) -> dict[str, Array]:
+    def adapt(self, values: Mapping[str, Array], result: Result) -> dict[str, Array]:
         """Moves towards the target, by the mean entropy of each head's rows that see anything."""
-        entropy, lse = (jax.lax.stop_gradient(x) for x in (stats.entropy, stats.lse))
+        assert result.rows is not None  # asked for where `adapts`
+        assert result.empty is not None
+        entropy, seen = jax.lax.stop_gradient(result.rows.entropy), ~result.empty
         axes = tuple(i for i in range(entropy.ndim) if i != entropy.ndim - 2)
-        seen = lse > -jnp.inf
         count = jnp.sum(seen, axis=axes)
         total = jnp.sum(jnp.where(seen, entropy, 0), axis=axes)
         mean = total / jnp.maximum(count, 1).astype(total.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
-from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.numerics import NEG_INF, lowest
 from attention_jax._core.record import Record, pytree, static
 from attention_jax.diagnostics.application import flatten_by_path
 from attention_jax.softmax import Stats
@@ -174,16 +174,17 @@ def _fields(stats: Stats, gradients: list[Array]) -> Array:
         count = jnp.sum(visible, axis=axes, dtype=jnp.float32)
         return jnp.sum(jnp.where(visible, x, 0), axis=axes) / jnp.maximum(count, 1)
 
-    largest = jnp.exp(jnp.where(visible, top - jnp.where(visible, lse, 0), NEG_INF))
+    lse, top = jnp.where(visible, lse, 0), jnp.where(visible, top, 0)
+    largest = jnp.where(visible, jnp.exp(top - lse), 0)
     square = sum((jnp.sum(jnp.square(x.astype(jnp.float32))) for x in gradients), jnp.float32(0))
     bad = jnp.sum(jnp.isnan(lse) | (lse == jnp.inf))
     bad = bad + sum(jnp.sum(~jnp.isfinite(x)) for x in gradients)
-    top = jnp.max(jnp.where(visible, top, NEG_INF), initial=NEG_INF)
+    by_head, none = mean(entropy, axes), lowest(jnp.float32)
     values = [
         mean(entropy),
-        jnp.min(mean(entropy, axes), initial=jnp.inf),
+        jnp.min(by_head) if by_head.size else jnp.float32(jnp.inf),
         mean(largest),
-        jnp.where(top == NEG_INF, 0, top),
+        jnp.where(jnp.any(visible), jnp.max(top, where=visible, initial=none), 0),
         jnp.sqrt(square),
         bad.astype(jnp.float32),
     ]

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import NEG_INF
 from attention_jax.diagnostics import maps
 from attention_jax.diagnostics.application import Call
 from attention_jax.diagnostics.collect import Collected
@@ -52,7 +51,7 @@ def record_call(settings: Settings, real: tuple[Any, ...], call: Call) -> tuple[
     else:
         result, rows = attend_with_rows(request, tuple(real[i] for i in fitting))
         if request.statistics:
-            result = result._replace(stats=_stats(rows))
+            result = _with_statistics(result, rows)
     rows = jax.lax.stop_gradient(rows)
     similarity = weights = mean_map = None
     if settings.similarity and rows.entropy.size:
@@ -104,10 +103,9 @@ def complete(
     return record
 
 
-def _stats(rows: Rows) -> Stats:
-    empty = rows.visible == 0
-    lse, top = jnp.sum(rows.lse, axis=-1), rows.max_logit
-    return Stats(jnp.where(empty, NEG_INF, lse), rows.entropy, jnp.where(empty, NEG_INF, top))
+def _with_statistics(result: Result, rows: Rows) -> Result:
+    stats = Stats(jnp.sum(rows.lse, axis=-1), rows.entropy, rows.max_logit)
+    return result._replace(rows=stats, empty=rows.visible == 0)
 
 
 def _fits(real: Any, layout: Any) -> bool:

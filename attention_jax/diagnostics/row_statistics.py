@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import NEG_INF, precision_of_products
+from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products
 from attention_jax.kernels.block import block_logits, cut, weigh_values
 from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
@@ -81,7 +81,7 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
         lambda x: x.reshape(*layout.batch, layout.N, *x.shape[lead:]), (out, rows)
     )
     out = jnp.swapaxes(out, -2, -3).astype(request.query.dtype)
-    return Result(out, None), rows
+    return Result(out), rows
 
 
 def is_causal(mask: Mask | None) -> bool:
@@ -114,7 +114,8 @@ def _one_head(
     def begin(i: Array) -> Sums:
         rows = jnp.zeros((block[0],), facts.accumulator)
         zeros = {x: jnp.zeros((block[0], *shapes.get(x, ())), rows.dtype) for x in names}
-        return {**zeros, "top": rows + NEG_INF, "least": rows - NEG_INF}
+        least = lowest(rows.dtype)
+        return {**zeros, "top": rows + least, "least": rows - least}
 
     def fetch(i: Array, j: Array) -> Problem:
         return cut(head, facts, block, i, j)
@@ -131,9 +132,8 @@ def _update(
 ) -> Sums:
     logits = block_logits(block, facts, partial=partial)
     top = jnp.maximum(state["top"], jnp.max(logits, axis=-1))
-    shift = jnp.where(top == NEG_INF, 0, top)
     # Without the barrier XLA computes the exponentials anew in each of the reductions below.
-    powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - shift[:, None]), logits))
+    powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - top[:, None]), logits))
     fixed = jax.lax.stop_gradient((powers, logits))
     columns = block.sides.key["columns"].astype(powers.dtype)
     columns = jnp.concatenate([jnp.ones_like(columns[:, :1]), columns], axis=1)
@@ -145,14 +145,14 @@ def _update(
         "first": jnp.where(first, powers[:, 0], 0),
         "out": weigh_values(block, facts, powers, logits),
     }
-    shrink = jnp.exp(state["top"] - shift)
+    shrink = jnp.exp(state["top"] - top)
 
     def add(name: str) -> Array:
         old = state[name]
         factor = (shrink ** _DEGREES.get(name, 1)).reshape(-1, *[1] * (old.ndim - 1))
         return old * factor + new[name] if name in new else old
 
-    visible = logits if not partial else jnp.where(logits == NEG_INF, -NEG_INF, logits)
+    visible = logits if not partial else jnp.where(logits == NEG_INF, -lowest(top.dtype), logits)
     least = jnp.minimum(state["least"], jnp.min(visible, axis=-1))
     return {**{name: add(name) for name in state}, "top": top, "least": least}
 
@@ -162,14 +162,16 @@ def _sum_planes(
 ) -> Sums:
     """The sums of a block that need elementwise products or comparisons."""
     rows, keys = (jnp.asarray(x["position"]) for x in (block.sides.query, block.sides.key))
-    square, moment = powers * powers, powers * logits
+    visible = logits != NEG_INF
+    square, moment = (
+        powers * powers,
+        powers * (jnp.where(visible, logits, 0) if partial else logits),
+    )
     own = jnp.where(keys[None, :] == rows[:, None], powers, 0)
     planes = {"square": square, "cube": square * powers, "moment": moment, "own": own}
     if not causal:
         planes["ahead"] = jnp.where(keys[None, :] > rows[:, None], powers, 0)
     if partial:
-        visible = logits != NEG_INF
-        planes["moment"] = jnp.where(visible, moment, 0)
         planes["count"] = visible.astype(powers.dtype)
     sums = dict(zip(planes, _sum_rows(list(planes.values())), strict=True))
     return {"count": jnp.full_like(powers[:, 0], keys.size), **sums}

@@ -265,6 +265,11 @@ def divergence(
             f"teacher {list(teacher.shape)} and student {list(student.shape)} must have the same "
             "shape"
         )
+    return _of_distributions(teacher, student, kind)
+
+
+@functools.partial(jax.jit, static_argnames=("kind",))
+def _of_distributions(teacher: Any, student: Any, kind: str) -> Array:
     dtype = stats_dtype(teacher.dtype, student.dtype)
     p, q = (widen(x).astype(dtype) for x in (teacher, student))
     log_p, log_q = log_of(jax.lax.stop_gradient(p)), log_of(q)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
 from attention_jax.kernels.block import cut, mask_logits, push, raw_logits, visible_pairs
@@ -50,7 +50,8 @@ class Facts(NamedTuple):
 class Normalizer(NamedTuple):
     """The log-sum-exp of rows as two summands; under a large bias their sum would lose the second.
 
-    At the end, an empty row has `log_total` +inf.
+    At the end, the `log_total` of an empty row is -1; no other is negative. Both are finite, and so
+    is what is saved for the derivative.
     """
 
     top: Array
@@ -142,7 +143,7 @@ def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tup
 
 def _without_empty(pairs: Pairs, normalizers: tuple[Normalizer, ...], rows: Array) -> Array:
     """Sets rows `[T]` to 0 that are empty for the student or the teacher."""
-    student, teacher = (x.log_total == jnp.inf for x in normalizers)
+    student, teacher = (x.log_total < 0 for x in normalizers)
     if pairs.share is not None:
         teacher = teacher | (pairs.share == 0)[None]
     return jnp.where(student | teacher.all(-1), 0, rows)
@@ -153,7 +154,7 @@ def _normalizers(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normalizer, No
     dtype, rows = _dtype(facts), facts.block[0]
 
     def begin(i: Array) -> tuple[Normalizer, Normalizer]:
-        empty = Normalizer(jnp.full((rows,), NEG_INF, dtype), jnp.zeros((rows,), dtype))
+        empty = Normalizer(jnp.full((rows,), lowest(dtype), dtype), jnp.zeros((rows,), dtype))
         return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
 
     def visit(state: tuple[Normalizer, Normalizer], block: Pairs, j: Array, partial: bool) -> Any:
@@ -257,15 +258,14 @@ def _raw_tangents(
 def _absorb(state: Normalizer, logits: Array) -> Normalizer:
     """One step of the online softmax; `log_total` is the total until `_close`."""
     top = jnp.maximum(state.top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
-    shift = jnp.where(top == NEG_INF, 0, top)
-    total = state.log_total * jnp.exp(state.top - shift)
-    return Normalizer(top, total + jnp.sum(jnp.exp(logits - shift[..., None]), axis=-1))
+    total = state.log_total * jnp.exp(state.top - top)
+    return Normalizer(top, total + jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
 
 
 def _close(state: Normalizer) -> Normalizer:
-    empty = state.top == NEG_INF
+    empty = state.log_total == 0
     log_total = jnp.log(jnp.where(empty, 1, state.log_total))
-    return Normalizer(jnp.where(empty, 0, state.top), jnp.where(empty, jnp.inf, log_total))
+    return Normalizer(jnp.where(empty, 0, state.top), jnp.where(empty, -1, log_total))
 
 
 def _log_weights(logits: Array, normalizer: Normalizer, dtype: Any) -> Array:

@@ -1,5 +1,6 @@
 """Distillation losses on logits, hidden states and value relations."""
 
+import functools
 from typing import Annotated, Any
 
 import jax
@@ -75,12 +76,19 @@ def logit_distillation(
         )
     if is_concrete(temperature) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    if not teacher_gradient:
-        teacher_logits = jax.lax.stop_gradient(jnp.asarray(teacher_logits))
-    dtype = stats_dtype(teacher_logits.dtype, student_logits.dtype)
-    both = [widen(x).astype(dtype) for x in (teacher_logits, student_logits)]
+    return _soft_targets(teacher_logits, student_logits, where, temperature, teacher_gradient)
+
+
+@functools.partial(jax.jit, static_argnames=("teacher_gradient",))
+def _soft_targets(
+    teacher: Any, student: Any, where: Any, temperature: Any, teacher_gradient: bool
+) -> Array:
+    teacher = teacher if teacher_gradient else jax.lax.stop_gradient(teacher)
+    dtype = stats_dtype(teacher.dtype, student.dtype)
+    both = [widen(x).astype(dtype) for x in (teacher, student)]
     if where is not None:  # before the softmax: excluded positions may be NaN
         both = [jnp.where(_rows_where(where, x.shape[:-1])[..., None], x, 0) for x in both]
+    temperature = jnp.asarray(temperature, dtype)
     log_p, log_q = (_log_softmax(x / temperature) for x in both)
     rows = jnp.sum(terms("kl", log_p, log_q).value, axis=-1)
     return _mean(rows, where) * temperature**2

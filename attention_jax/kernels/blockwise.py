@@ -17,7 +17,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, widen_low
 from attention_jax.kernels.block import cut, narrow
-from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
+from attention_jax.kernels.online import Online, Rows, close, start, statistics_of, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
@@ -41,11 +41,10 @@ def run(request: Request) -> Result:
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
 
-        def one(parts: tuple[Problem, Any]) -> tuple[Array, Array, Array, Array]:
+        def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
             head, traced = parts
             rows = attend_head(head, facts, block, kinds if known else traced)
-            top = top_logits(head, rows) if facts.statistics else rows.lse
-            return rows.out, rows.lse, rows.entropy, top
+            return rows.out, *(statistics_of(head, rows) if facts.statistics else ())
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))

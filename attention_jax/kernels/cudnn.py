@@ -59,7 +59,7 @@ def run(request: Request) -> Result:
     """Computes the request."""
     plain = translate(request)
     assert isinstance(plain, Plain)  # why_not has seen it
-    return Result(guarded(request, plain, lambda *qkv: _attend(request, plain, *qkv)), None)
+    return Result(guarded(request, plain, lambda *qkv: _attend(request, plain, *qkv)))
 
 
 def _attend(request: Request, plain: Plain, query: Array, key: Array, value: Array) -> Array:

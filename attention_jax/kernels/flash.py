@@ -40,7 +40,7 @@ from attention_jax.kernels.block import (
     visible_pairs,
     weights_times,
 )
-from attention_jax.kernels.online import Online, Rows, close, start, top_logits, update
+from attention_jax.kernels.online import Online, Rows, close, start, statistics_of, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
@@ -70,11 +70,10 @@ def _whole(request: Request) -> Result:
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
 
-        def one(parts: tuple[Problem, Any]) -> tuple[Array, Array, Array, Array]:
+        def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
             head, traced = parts
             rows = attend_head(head, facts, block, kinds if known else traced)
-            top = top_logits(head, rows) if facts.statistics else rows.lse
-            return rows.out, rows.lse, rows.entropy, top
+            return rows.out, *(statistics_of(head, rows) if facts.statistics else ())
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
@@ -88,11 +87,11 @@ class Known(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Sums that tangents of rows are made of: out `[T, V]`; Σ p dx and Σ p dx ln p, `[T]`."""
+    """Sums that tangents of rows are made of: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
 
     out: Array
-    lse: Array
     surprise: Array
+    lse: Array
 
 
 class Spec(NamedTuple):
@@ -161,14 +160,13 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     # Wide ones, so that going back the blocks of a row or column add up in float32.
     velocity = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
     d_head, _ = spec.problem(velocity, [None] * len(others))
-    top = jnp.where(rows.lse == NEG_INF, -NEG_INF, rows.top)  # an empty row has weights 0
 
     def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array, Array]:
         block, d_block = (cut(x, facts, block_size, i, j) for x in (head, d_head))
         at = block_start(i, block_size[0], facts.layout.T)
         row_top, row_total = (
             jax.lax.dynamic_slice_in_dim(x, at, block_size[0])[:, None]
-            for x in (top, rows.log_total)
+            for x in (rows.top, rows.log_total)
         )
         return block, d_block, row_top, row_total
 
@@ -199,10 +197,10 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         if facts.statistics:
             seen = jnp.where(logits == NEG_INF, 0, log_weights)
             surprise = jnp.sum(change * seen, axis=-1)
-        return Change(d_out, d_lse, surprise)
+        return Change(d_out, surprise, d_lse)
 
     with precision_of_products(spec.precision):
-        zeros = Change(*(jnp.zeros_like(x) for x in rows[:3]))
+        zeros = Change(*(jnp.zeros_like(x) for x in (rows.out, rows.entropy, rows.log_total)))
         change = sweep(zeros, block_size, kinds, fetch, contribute)
     d_out = change.out - rows.out * change.lse[:, None]
     # entropy = -Σ p ln p and dp = p (dx - d lse)
@@ -210,4 +208,4 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     no_tangent: Any = jnp.zeros_like(rows.first)
     # of lse = top + log_total, all movement is the second's
     d_top = jnp.zeros_like(rows.top)
-    return rows, Rows(d_out, change.lse, d_entropy, no_tangent, d_top, change.lse)
+    return rows, Rows(d_out, d_entropy, no_tangent, d_top, change.lse)

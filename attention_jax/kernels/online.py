@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import is_explicit
-from attention_jax._core.numerics import NEG_INF
+from attention_jax._core.numerics import NEG_INF, lowest
 from attention_jax._core.term import Sides
 from attention_jax.kernels.block import block_logits, first_at, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, Static
@@ -26,11 +26,11 @@ class Online(NamedTuple):
     """The running state of `[Tb]` rows.
 
     Attributes:
-        top: the running maximum.
+        top: the running maximum; the least finite number before any visible key.
         total: `Σ exp(x - top)`.
         out: `Σ exp(x - top) · v`, `[Tb, V]`.
         moment: `Σ exp(x - top) · (x - top)`, the one accumulator that the entropy needs.
-        first: index of the first key that attains `top`, int32.
+        first: index of the first key that attains `top`, -1 before any visible key.
     """
 
     top: Array
@@ -41,14 +41,15 @@ class Online(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Finished rows: out `[Tb, V]`, lse, entropy and the index of the largest logit `[Tb]`.
+    """Finished rows: out `[Tb, V]`, entropy and the index of the largest logit `[Tb]`.
 
     `top` and `log_total` are the two summands of lse: where a row's logits are of the order of 1e9,
-    as under a low but finite bias, their sum has lost the second.
+    as under a low but finite bias, their sum has lost the second. All are finite, for an empty row
+    too, whose `first` is -1 where statistics are wanted: what is saved for the derivative holds no
+    infinity.
     """
 
     out: Array
-    lse: Array
     entropy: Array
     first: Array
     top: Array
@@ -59,11 +60,11 @@ def start(rows: int, depth: int, dtype: Any) -> Online:
     """The state before any key."""
     zeros = jnp.zeros((rows,), dtype)
     return Online(
-        zeros + NEG_INF,
+        jnp.full((rows,), lowest(dtype), dtype),
         zeros,
         jnp.zeros((rows, depth), dtype),
         zeros,
-        jnp.zeros((rows,), jnp.float32),
+        jnp.full((rows,), -1, jnp.float32),
     )
 
 
@@ -72,16 +73,16 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
     logits = block_logits(block, facts, partial=partial)
     here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     top = jnp.maximum(state.top, here)
-    shift = jnp.where(top == NEG_INF, 0, top)
-    shrink = jnp.exp(state.top - shift)
-    powers = jnp.exp(logits - shift[:, None])
+    shrink = jnp.exp(state.top - top)
+    powers = jnp.exp(logits - top[:, None])
     moment, first = state.moment, state.first
     if facts.statistics:
-        below = jnp.where(logits == NEG_INF, 0, logits - shift[:, None])
-        lower = jnp.where(state.top == NEG_INF, 0, state.top - shift)
+        below = jnp.where(logits == NEG_INF, 0, logits - top[:, None])
+        lower = jnp.where(state.total == 0, 0, state.top - top)
         moment = (moment + state.total * lower) * shrink + jnp.sum(powers * below, axis=-1)
         index = at + first_at(jax.lax.stop_gradient(logits), here)
-        first = jnp.where(here > state.top, index.astype(first.dtype), first)
+        newer = (here != NEG_INF) & ((first < 0) | ~(here <= state.top))  # a NaN is visible
+        first = jnp.where(newer, index.astype(first.dtype), first)
     return Online(
         top,
         state.total * shrink + jnp.sum(powers, axis=-1),
@@ -92,14 +93,19 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
 
 
 def close(state: Online) -> Rows:
-    """Divides by the total; rows that saw nothing are 0 with lse -inf."""
+    """Divides by the total; an empty row is 0."""
     empty = state.total == 0
     total = jnp.where(empty, 1, state.total)
     top = jnp.where(empty, 0, state.top)
     log_total = jnp.log(total)
-    lse = jnp.where(empty, NEG_INF, top + log_total)
     entropy = log_total - state.moment / total
-    return Rows(state.out / total[:, None], lse, entropy, state.first, top, log_total)
+    return Rows(state.out / total[:, None], entropy, state.first, top, log_total)
+
+
+def statistics_of(head: Problem, rows: Rows) -> tuple[Array, Array, Array]:
+    """Log-sum-exp, entropy and largest logit of rows `[T]`; of an empty one -inf, 0 and -inf."""
+    lse = jnp.where(rows.first < 0, NEG_INF, rows.top + rows.log_total)
+    return lse, rows.entropy, top_logits(head, rows)
 
 
 def top_logits(head: Problem, rows: Rows) -> Array:
@@ -107,7 +113,8 @@ def top_logits(head: Problem, rows: Rows) -> Array:
 
     A pair at a time, O(T): the blocks themselves pass on an index only.
     """
-    rows = rows._replace(first=rows.first.astype(jnp.int32))
+    empty = rows.first < 0
+    rows = rows._replace(first=jnp.maximum(rows.first, 0).astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
     # Arrays that several heads share are taken for one head's own where a gather's operand and
     # indices must be divided among devices alike.
@@ -123,11 +130,11 @@ def top_logits(head: Problem, rows: Rows) -> Array:
         key=jax.tree.map(lambda x: own(x)[rows.first][:, None], head.sides.key),
         pair=jax.tree.map(pair, head.sides.pair),
     )
-    spoiled = jnp.isnan(rows.lse)
+    spoiled = jnp.isnan(rows.top + rows.log_total)
 
     def logit(one: Sides, empty: Array) -> Array:
         return raw_logits(head._replace(sides=one), ~empty[None, None])[0, 0]
 
-    top = jax.vmap(logit)(sides, rows.lse == NEG_INF)
-    top = jnp.where(spoiled, jnp.nan, top.astype(rows.lse.dtype))
-    return jnp.where(rows.lse == NEG_INF, NEG_INF, top)
+    top = jax.vmap(logit)(sides, empty)
+    top = jnp.where(spoiled, jnp.nan, top.astype(rows.top.dtype))
+    return jnp.where(empty, NEG_INF, top)

@@ -17,7 +17,7 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout, Shape
 from attention_jax._core.manual import vary_as, whole_behind
 from attention_jax._core.mapping import head_axes, merge_axes
-from attention_jax._core.numerics import arange
+from attention_jax._core.numerics import NEG_INF, arange
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
 from attention_jax.kernels.request import Request, Result
@@ -252,6 +252,8 @@ def finish(request: Request, facts: Static, out: Array, *statistics: Array) -> R
     out = out.reshape(*layout.batch, layout.N, layout.T, layout.V)
     out = jnp.swapaxes(out, -2, -3).astype(request.query.dtype)
     if not facts.statistics:
-        return Result(out, None)
+        return Result(out)
     shape = (*layout.batch, layout.N, layout.T)
-    return Result(out, Stats(*(x.reshape(shape) for x in statistics)))
+    lse, entropy, top = (x.reshape(shape) for x in statistics)
+    empty = lse == NEG_INF
+    return Result(out, Stats(jnp.where(empty, 0, lse), entropy, jnp.where(empty, 0, top)), empty)

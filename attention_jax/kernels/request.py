@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.numerics import stats_dtype
+from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax._core.record import Record, pytree, serializable_tuple, static
 from attention_jax._core.term import Term
 from attention_jax.masks.mask import Mask
@@ -82,11 +82,24 @@ class Result(NamedTuple):
 
     Attributes:
         out: `[*B, T, N, V]` with the query's dtype.
-        stats: statistics `[*B, N, T]`; None unless the request wants them.
+        rows: statistics `[*B, N, T]`, all finite: 0 for an empty row. None unless the request wants
+            them.
+        empty: bool `[*B, N, T]`, which rows are empty; None without statistics.
     """
 
     out: Array
-    stats: Stats | None
+    rows: Stats | None = None
+    empty: Array | None = None
+
+    @property
+    def stats(self) -> Stats | None:
+        """The statistics as they are published: lse and max_logit of an empty row are -inf."""
+        if self.rows is None:
+            return None
+        lse, entropy, top = self.rows
+        return Stats(
+            jnp.where(self.empty, NEG_INF, lse), entropy, jnp.where(self.empty, NEG_INF, top)
+        )
 
 
 @serializable_tuple

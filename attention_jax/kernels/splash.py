@@ -61,7 +61,7 @@ def run(request: Request, *, interpret: bool = False) -> Result:
     def kernel(query: Array, key: Array, value: Array) -> Array:
         return _attend(request.layout, plain, query, key, value, interpret=interpret)
 
-    return Result(guarded(request, plain, kernel), None)
+    return Result(guarded(request, plain, kernel))
 
 
 def _attend(

@@ -103,7 +103,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
         name, rate = type(self).__name__, self.dropout_rate
         result = self._drop_in_training(name, rate, deterministic, random, run, dropped)
         if adapting:
-            self._part("score").adapt(Sizes.of(query, key), _present(result))
+            self._part("score").adapt(Sizes.of(query, key), result)
         return result
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:

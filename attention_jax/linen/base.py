@@ -23,7 +23,6 @@ from attention_jax.kernels.request import Result
 from attention_jax.linen.randomness import dropout_key, loud
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
-from attention_jax.softmax import Stats
 
 
 class AttentionLayer(nn.Module, kw_only=True):
@@ -59,7 +58,7 @@ class AttentionLayer(nn.Module, kw_only=True):
         dropout_rng: Any,
         shared_dropout: bool = False,
         statistics: bool = False,
-        adapt: Callable[[Stats], None] | None = None,
+        adapt: Callable[[Result], None] | None = None,
         count: Array | None = None,
         **positions: Any,
     ) -> Result:
@@ -92,8 +91,7 @@ class AttentionLayer(nn.Module, kw_only=True):
         result = self._dropped(run, deterministic, dropout_rng, shared_dropout)
         if adapting:
             assert adapt is not None  # as above
-            assert result.stats is not None  # asked for above
-            adapt(result.stats)
+            adapt(result)
         return result
 
     @nn.nowrap

@@ -16,6 +16,7 @@ from attention_jax._modules.fused import Projected, fused_product, split_parts
 from attention_jax._modules.recipes import BIAS_INIT, Initializer, Sizes
 from attention_jax._modules.shield import calm, loud, shielded
 from attention_jax.cache import KVCache
+from attention_jax.kernels.request import Result
 from attention_jax.linen.caching import CachedAttention
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.projection import Projection
@@ -27,7 +28,6 @@ from attention_jax.linen.scores import (
     check_score,
 )
 from attention_jax.scores import Score
-from attention_jax.softmax import Stats
 
 
 class ProjectedAttention(CachedAttention):
@@ -268,12 +268,12 @@ class ProjectedAttention(CachedAttention):
         return query, loud(key, given), loud(value, given)
 
     @nn.nowrap
-    def _adapt(self, inputs_q: Any) -> Callable[[Stats], None] | None:
+    def _adapt(self, inputs_q: Any) -> Callable[[Result], None] | None:
         """What takes note of a training call; None where the score has no states."""
         if not self._matched.adapts:
             return None
         sizes = self._sizes(inputs_q.shape[-1])
-        return lambda stats: self._matched.adapt(sizes, stats)
+        return lambda result: self._matched.adapt(sizes, result)
 
     def _score(self, sizes: Sizes) -> Score:
         """The score, and what the position scheme adds to it."""

@@ -16,8 +16,8 @@ from attention_jax._modules.recipes import KERNEL_INIT, Draw, Initializer, Score
 from attention_jax._modules.recipes import AnyScore as AnyScore
 from attention_jax._modules.recipes import check_score as check_score
 from attention_jax._modules.recipes import is_factory as is_factory
+from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
-from attention_jax.softmax import Stats
 
 
 class Parameters(nn.Module, kw_only=True):
@@ -86,12 +86,12 @@ class ScoreParameters(Parameters):
         """Whether there are states that training calls change."""
         return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)
 
-    def adapt(self, sizes: Sizes, stats: Stats) -> None:
+    def adapt(self, sizes: Sizes, result: Result) -> None:
         """Updates the states after a training call, in the mutable collection "adapted"."""
         if self.is_initializing():
             return
         recipe, values = self._present(sizes)
-        for name, value in recipe.adapt(values, stats).items():
+        for name, value in recipe.adapt(values, result).items():
             self.put_variable("adapted", name, value)
 
     @nn.nowrap

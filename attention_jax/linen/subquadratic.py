@@ -74,7 +74,7 @@ class FamilyAttention(MultiHeadAttention, kw_only=True):
         if any(at is not None for at in positions.values()):
             raise NotImplementedError(f"{name} goes by array index: it takes no positions or cache")
         with precision_of_products(self.precision):
-            return Result(self._attend(query, key, value, combine(self.mask, mask)), None)
+            return Result(self._attend(query, key, value, combine(self.mask, mask)))
 
     @nn.nowrap
     def _weights(self, query: Array, key: Array, **options: Any) -> Array:

@@ -128,14 +128,14 @@ class AttentionLayer(nnx.Module):
 
     def _adapted(self, result: Result, adapting: bool) -> Result:
         if adapting:
-            assert result.stats is not None  # asked for above
-            self.score.adapt(Sizes(1, 1, 1), result.stats)
+            self.score.adapt(Sizes(1, 1, 1), result)
         return result
 
     def _run_with_stats(self, *arrays: Array, **options: Any) -> tuple[Array, Stats]:
         result = self._run(*arrays, **options, statistics=True)
-        assert result.stats is not None  # asked for above
-        return result.out, result.stats
+        stats = result.stats
+        assert stats is not None  # asked for above
+        return result.out, stats
 
     def _weights(
         self,

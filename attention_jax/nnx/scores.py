@@ -26,8 +26,8 @@ from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax._modules.scales import entropy_scale as entropy_scale
 from attention_jax._modules.scales import learned_scale as learned_scale
 from attention_jax._modules.scales import log_length as log_length
+from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
-from attention_jax.softmax import Stats
 
 ScoreFactory = Callable[[int, int, nnx.Rngs], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
@@ -90,10 +90,10 @@ class ScoreParameters(Parameters):
         """Whether there are states that training calls change."""
         return bool(self.recipe.adapted)
 
-    def adapt(self, sizes: Sizes, stats: Stats) -> None:
+    def adapt(self, sizes: Sizes, result: Result) -> None:
         """Updates the states after a training call."""
         del sizes
-        for name, value in self.recipe.adapt(self.values(), stats).items():
+        for name, value in self.recipe.adapt(self.values(), result).items():
             getattr(self, name)[...] = value
 
     def __call__(self, sizes: Sizes | None = None) -> Score:

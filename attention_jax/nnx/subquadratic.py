@@ -68,7 +68,7 @@ class FamilyAttention(MultiHeadAttention):
         if any(at is not None for at in positions.values()):
             raise NotImplementedError(f"{name} goes by array index: it takes no positions or cache")
         with precision_of_products(self.precision):
-            return Result(self._attend(query, key, value, combine(self.mask, mask)), None)
+            return Result(self._attend(query, key, value, combine(self.mask, mask)))
 
     def _weights(self, query: Array, key: Array, **options: Any) -> Array:
         raise NotImplementedError(f"{type(self).__name__} forms no rows of weights to return")

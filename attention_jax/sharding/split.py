@@ -17,9 +17,9 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import AnyArray, Array, Key, Query, Value
 from attention_jax._core.checks import check_inputs
-from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
 from attention_jax._core.term import Term
-from attention_jax.attend import attend_with_stats
+from attention_jax.attend import execute, make_request
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
 from attention_jax.sharding.placement import AxisNames, check_names, flat
@@ -67,7 +67,10 @@ def merge(
     def total(x: Array) -> Array:
         return jnp.sum(x, axis=0, keepdims=True)
 
-    out, lse = _merged(outs, lses, largest, total)
+    seen = lses != NEG_INF
+    out, top, weights = _merged(outs, jnp.where(seen, lses, 0), seen, largest, total)
+    some = weights > 0
+    lse = jnp.where(some, top + jnp.log(jnp.where(some, weights, 1)), NEG_INF)
     return out[0], lse[0]
 
 
@@ -76,19 +79,20 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*lead, N, T)
 
 
-def _merged(out: Array, lse: Array, largest: Any, total: Any) -> tuple[Array, Array]:
+def _merged(
+    out: Array, lse: Array, seen: Array, largest: Any, total: Any
+) -> tuple[Array, Array, Array]:
+    """The output over all parts; the largest lse of a part and the sum of `exp(lse - largest)`."""
     dtype = out.dtype
-    top = jax.lax.stop_gradient(largest(jax.lax.stop_gradient(lse)))
-    top = jnp.where(top == NEG_INF, 0, top)
-    seen = lse != NEG_INF
+    top = jax.lax.stop_gradient(jnp.where(seen, lse, lowest(lse.dtype)))
+    top = jax.lax.stop_gradient(largest(top))
     weight = jnp.where(seen, jnp.exp(jnp.where(seen, lse - top, 0)), 0)
     weights = total(weight)
-    some = weights > 0
-    safe = jnp.where(some, weights, 1)
+    safe = jnp.where(weights > 0, weights, 1)
     shares = jnp.swapaxes(weight, -1, -2)[..., None]
     whole = total(shares * out.astype(stats_dtype(dtype)))
     whole = whole / jnp.swapaxes(safe, -1, -2)[..., None]
-    return whole.astype(dtype), jnp.where(some, top + jnp.log(safe), NEG_INF)
+    return whole.astype(dtype), top, weights
 
 
 def attend_split(
@@ -176,7 +180,7 @@ def attend_split(
         return PartitionSpec(*axes, sequence, heads, None)
 
     def piece(query: Array, key: Array, value: Array, score: Any) -> Array:
-        out, stats = attend_with_stats(
+        request = make_request(
             query,
             key,
             value,
@@ -184,17 +188,18 @@ def attend_split(
             mask=mask,
             query_positions=_positions(query.shape[-3], queries, mesh),
             key_positions=_positions(key.shape[-3], keys, mesh),
-            implementation=implementation,
             block_size=block_size,
             precision=precision,
+            statistics=bool(flat(keys)),
         )
-        if not flat(keys):
+        out, rows, empty = execute(request, implementation)
+        if rows is None or empty is None:
             return out
 
         def largest(x: Array) -> Array:
             return jax.lax.pmax(x, flat(keys))
 
-        return _merged(out, stats.lse, largest, lambda x: jax.lax.psum(x, flat(keys)))[0]
+        return _merged(out, rows.lse, ~empty, largest, lambda x: jax.lax.psum(x, flat(keys)))[0]
 
     specs = place(queries), place(keys), place(keys)
     split: Any = jax.shard_map(
