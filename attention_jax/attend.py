@@ -367,8 +367,8 @@ def _execute(request: Request, implementation: Implementation) -> Result:
         return _nothing(request)
     result = _run(request, name)
     chex.assert_shape(result.out, (*layout.batch, layout.T, layout.N, layout.V))
-    if result.stats is not None:
-        chex.assert_shape(list(result.stats), (*layout.batch, layout.N, layout.T))
+    if result.rows is not None:
+        chex.assert_shape(list(result.rows), (*layout.batch, layout.N, layout.T))
     return result
 
 

@@ -138,5 +138,6 @@ class AttentionLayer(LinearSettings, DroppingLayer):
 
 
 def _present(result: Result) -> Stats:
-    assert result.stats is not None  # the request was for statistics
-    return result.stats
+    stats = result.stats
+    assert stats is not None  # the request was for statistics
+    return stats
