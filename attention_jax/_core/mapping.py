@@ -75,7 +75,9 @@ def map_leading(
     """Maps `function` over the leading axes `sizes` of every leaf of `tree`.
 
     With `loop` the axes are walked one entry at a time (`lax.map`), which keeps the working set of
-    a CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want.
+    a CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want. The
+    transposed loop adds up the cotangents of a leaf that all entries share in that leaf's dtype, so
+    `function` gets such a leaf in float32 where it has fewer bits.
     """
     if not sizes:
         return function(tree)
@@ -85,15 +87,12 @@ def map_leading(
     shared: list[Any] = [
         None if flag else leaf[0] for leaf, flag in zip(leaves, mapped, strict=True)
     ]
-    # The transpose of the map adds the cotangents of a shared leaf: in float32 at least.
-    wide: list[Any] = widen_low(shared) if size != 1 else shared
+    if loop and size != 1:
+        shared = widen_low(shared)
 
     def inner(entries: list[Any]) -> Any:
         rest = iter(entries)
-        chosen = [
-            next(rest) if flag else own.astype(leaf.dtype)
-            for flag, own, leaf in zip(mapped, wide, leaves, strict=True)
-        ]
+        chosen = [next(rest) if flag else leaf for flag, leaf in zip(mapped, shared, strict=True)]
         return map_leading(function, jax.tree.unflatten(structure, chosen), sizes[1:], loop=loop)
 
     entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]

@@ -1,7 +1,7 @@
 """Dtypes and the few numerical habits that every part shares."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -82,6 +82,13 @@ def widen_low(tree: Any) -> Any:
         return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(one, tree)
+
+
+def through_float32(copy: Callable[[Array], Array], x: AnyArray) -> Array:
+    """`copy(x)`, a broadcast or a gather, whose transpose sums in float32 at least."""
+    if not (jnp.issubdtype(x.dtype, jnp.floating) and is_low_precision(x.dtype)):
+        return copy(jnp.asarray(x))
+    return copy(widen(x)).astype(x.dtype)
 
 
 def same_dtype(*arrays: AnyArray) -> tuple[Array, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
-from attention_jax.kernels.block import block_logits, cut
+from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow
 from attention_jax.kernels.heads import join_head_axes, over_heads
 from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
@@ -37,9 +37,10 @@ def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
         kinds: Any = block_kinds(problem, facts, block, loop=False)
         kinds = kinds.reshape(kinds.shape[-2:])  # joined over heads
         problem = join_head_axes(problem, layout)
+        dtypes = dtypes_of(problem)
 
         def one(parts: tuple[Problem, Array, Array]) -> Array:
-            return jnp.sum(_products(*parts, facts, block, kinds), axis=0)
+            return jnp.sum(_products(*parts, dtypes, facts, block, kinds), axis=0)
 
         products = map_leading(one, (problem, lse, visible), layout.batch, loop=loop)
     lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(products, axis1=-2, axis2=-1), 0))
@@ -48,7 +49,13 @@ def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
 
 
 def _products(
-    heads: Problem, lse: Array, visible: Array, facts: Static, block: tuple[int, int], kinds: Any
+    heads: Problem,
+    lse: Array,
+    visible: Array,
+    dtypes: Problem,
+    facts: Static,
+    block: tuple[int, int],
+    kinds: Any,
 ) -> Array:
     """Inner products between all pairs of heads, row by row, `[T, N, N]`."""
     many, length = facts.layout.N, facts.layout.T
@@ -59,7 +66,11 @@ def _products(
             jax.lax.dynamic_slice_in_dim(x, at, block[0], axis=1)
             for x in (lse[..., 0], lse[..., 1], visible)
         )
-        return over_heads(lambda head: cut(head, facts, block, i, j), heads, many), tuple(rows)
+
+        def one(head: Problem) -> Problem:
+            return narrow(cut(head, facts, block, i, j), dtypes)
+
+        return over_heads(one, heads, many), tuple(rows)
 
     def visit(state: Array, fetched: Any, j: Array, partial: bool) -> Array:
         block, (top, log_total, count) = fetched

@@ -14,8 +14,8 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
-from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products
-from attention_jax.kernels.block import block_logits, cut, weigh_values
+from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
+from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow, weigh_values
 from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
@@ -69,10 +69,12 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
         kinds: Any = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
+        dtypes = dtypes_of(problem)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
             head, traced = parts
-            return _one_head(head, facts, block, kinds if known else traced, causal=causal)
+            kinds_of_head = kinds if known else traced
+            return _one_head(head, dtypes, facts, block, kinds_of_head, causal=causal)
 
         parts = (problem, None if known else kinds)
         out, rows = map_leading(one, parts, facts.sizes, loop=loop)
@@ -105,9 +107,15 @@ def _columns(layout: Any, real: tuple[Any, ...]) -> Array:
 
 
 def _one_head(
-    head: Problem, facts: Static, block: tuple[int, int], kinds: Any, *, causal: bool
+    head: Problem,
+    dtypes: Problem,
+    facts: Static,
+    block: tuple[int, int],
+    kinds: Any,
+    *,
+    causal: bool,
 ) -> tuple[Array, Rows]:
-    layout = facts.layout
+    layout, wide = facts.layout, widen_low(head)
     shapes = {"columns": head.sides.key["columns"].shape[-1:], "out": (layout.V,)}
     names = "total", "count", "square", "cube", "moment", "own", "ahead", "first", "columns", "out"
 
@@ -118,7 +126,7 @@ def _one_head(
         return {**zeros, "top": rows + least, "least": rows - least}
 
     def fetch(i: Array, j: Array) -> Problem:
-        return cut(head, facts, block, i, j)
+        return narrow(cut(wide, facts, block, i, j), dtypes)
 
     def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
         first = block_start(j, block[1], layout.S) == 0

@@ -23,6 +23,7 @@ from attention_jax.attend import attend, make_request
 from attention_jax.distillation.head_divergence import Facts, divergence_of_head
 from attention_jax.distillation.pairing import pair_up, shares
 from attention_jax.distillation.terms import check_kind, log_of, terms
+from attention_jax.kernels.block import dtypes_of
 from attention_jax.kernels.once import is_once, tiling_or_once
 from attention_jax.kernels.problem import block_kinds, lower
 from attention_jax.kernels.request import AttentionInputs, Request
@@ -203,7 +204,7 @@ def _every_head(
     known = isinstance(union, np.ndarray)
     its, own = trace_user_code(its, its_facts, block), trace_user_code(own, own_facts, block)
     pairs = pair_up((own, layout), (its, teacher.layout), heads, share)
-    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block)
+    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block, dtypes_of(pairs))
 
     def one(parts: tuple[Any, Any]) -> Array:
         pairs, traced = parts

@@ -19,10 +19,17 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
+from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
-from attention_jax.kernels.block import cut, mask_logits, push, raw_logits, visible_pairs
+from attention_jax.kernels.block import (
+    cut,
+    mask_logits,
+    narrow,
+    push,
+    raw_logits,
+    visible_pairs,
+)
 from attention_jax.kernels.heads import over_heads
 from attention_jax.kernels.once import is_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static
@@ -38,6 +45,7 @@ class Facts(NamedTuple):
         teacher: static facts of the teacher's problem.
         teachers: M, the number of teacher heads for each student head.
         block: (query, key) size of a block.
+        dtypes: the dtype of each array of the pair, which blocks have.
     """
 
     kind: str
@@ -45,6 +53,7 @@ class Facts(NamedTuple):
     teacher: Static
     teachers: int
     block: tuple[int, int]
+    dtypes: Pairs
 
 
 class Normalizer(NamedTuple):
@@ -89,7 +98,8 @@ def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
         floats, others = primals
         pairs, kinds = join(floats, others)
         # None, and so not a leaf, where the tangent is zero
-        moving = [None if isinstance(x, SymbolicZero) else x for x in tangents[0]]
+        # wide, so that the transpose sums over blocks in float32
+        moving = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
         return _push_forward(pairs, join(moving, [None] * len(others))[0], kinds, facts)
 
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
@@ -104,7 +114,8 @@ def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tup
     rows = (normalizers, sums.by_log_q, sums.by_share)
 
     def fetch(i: Array, j: Array) -> Any:
-        return _cut(pairs, facts, i, j), _cut(d_pairs, facts, i, j), _rows_of(rows, facts, i)
+        d_block = _cut(d_pairs, facts, i, j, narrowed=False)
+        return _cut(pairs, facts, i, j), d_block, _rows_of(rows, facts, i)
 
     def contribute(fetched: Any, partial: bool) -> Array:
         block, d_block, ((normal_q, normal_p), by_log_q, by_share) = fetched
@@ -200,14 +211,21 @@ def _dtype(facts: Facts) -> np.dtype:
     return stats_dtype(facts.student.accumulator, facts.teacher.accumulator)
 
 
-def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any) -> Pairs:
-    """Block (i, j) of both problems."""
+def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any, *, narrowed: bool = True) -> Pairs:
+    """Block (i, j) of both problems; a block of tangents is not `narrowed` to the dtypes."""
 
-    def one(problem: Problem, own: Static) -> Problem:
-        return cut(problem, own, facts.block, i, j) if jax.tree.leaves(problem) else problem
+    def one(problem: Problem, own: Static, dtypes: Problem) -> Problem:
+        if not jax.tree.leaves(problem):
+            return problem
+        block = cut(problem, own, facts.block, i, j)
+        return narrow(block, dtypes) if narrowed else block
 
-    teacher = over_heads(lambda head: one(head, facts.teacher), pairs.teacher, facts.teachers)
-    return Pairs(one(pairs.student, facts.student), teacher, pairs.share)
+    def of_teacher(head: Problem) -> Problem:
+        return one(head, facts.teacher, facts.dtypes.teacher)
+
+    teacher = over_heads(of_teacher, pairs.teacher, facts.teachers)
+    student = one(pairs.student, facts.student, facts.dtypes.student)
+    return Pairs(student, teacher, pairs.share)
 
 
 def _rows_of(tree: Any, facts: Facts, i: Any) -> Any:

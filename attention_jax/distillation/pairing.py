@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_jax._core.axes import Layout
 from attention_jax._core.checks import as_array, check_floating
-from attention_jax._core.numerics import is_concrete
+from attention_jax._core.numerics import is_concrete, through_float32
 from attention_jax.kernels.heads import join_head_axes
 from attention_jax.kernels.problem import Problem
 
@@ -85,7 +85,7 @@ def pair_up(
     def choose(x: Any) -> Any:
         if x.shape[rank] == 1 or same:
             return jnp.expand_dims(x, rank + 1)
-        return jnp.take(x, heads, axis=rank)
+        return through_float32(lambda x: jnp.take(x, heads, axis=rank), x)
 
     if share is not None:
         share = jnp.asarray(share)

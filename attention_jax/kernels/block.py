@@ -44,17 +44,27 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
     return problem._replace(sides=Sides(query, key, pair))
 
 
-def narrow(block: Problem, like: Problem) -> Problem:
-    """A block in the dtypes of the problem `like`."""
+def dtypes_of(tree: Any) -> Any:
+    """The dtype of each leaf."""
+    return jax.tree.map(lambda x: np.dtype(x.dtype), tree)
+
+
+def narrow(block: Problem, dtypes: Problem) -> Problem:
+    """A block in the `dtypes_of` the whole problem.
+
+    Kernels cut blocks of float32 arrays where the problem's have fewer bits: in reverse mode all
+    that blocks, heads and examples add to such an array is then summed in float32. Parameters and
+    pair data stay wide: a term widens them itself.
+    """
 
     def cast(x: Any, y: Any) -> Any:
-        return jax.tree.map(lambda x, y: x.astype(y.dtype), x, y)
+        return jax.tree.map(lambda x, y: x if x.dtype == y else x.astype(y), x, y)
 
     def side(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         return {name: cast(x, old[name]) if name in old else x for name, x in new.items()}
 
-    sides = Sides(*map(side, block.sides, like.sides))
-    return block._replace(term=cast(block.term, like.term), sides=sides)
+    query, key = map(side, block.sides[:2], dtypes.sides[:2])
+    return block._replace(sides=block.sides._replace(query=query, key=key))
 
 
 def raw_logits(block: Problem, visible: Array | None = None) -> Array:

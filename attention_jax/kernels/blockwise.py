@@ -16,7 +16,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, widen_low
-from attention_jax.kernels.block import cut, narrow
+from attention_jax.kernels.block import cut, dtypes_of, narrow
 from attention_jax.kernels.online import Online, Rows, close, start, statistics_of, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
@@ -40,27 +40,28 @@ def run(request: Request) -> Result:
         kinds = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
+        dtypes = dtypes_of(problem)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
             head, traced = parts
-            rows = attend_head(head, facts, block, kinds if known else traced)
-            return rows.out, *(statistics_of(head, rows) if facts.statistics else ())
+            rows = attend_head(head, dtypes, facts, block, kinds if known else traced)
+            return rows.out, *(statistics_of(head, dtypes, rows) if facts.statistics else ())
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
 
 
-def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any) -> Rows:
-    """One head of one example."""
-    layout = facts.layout
-    # What is cut is wide, so that going back the blocks of a row or column add up in float32.
-    wide = widen_low(head)
+def attend_head(
+    head: Problem, dtypes: Problem, facts: Static, block: tuple[int, int], kinds: Any
+) -> Rows:
+    """One head of one example, in blocks of these dtypes."""
+    layout, wide = facts.layout, widen_low(head)
 
     def begin(i: Array) -> Online:
         return start(block[0], layout.V, facts.accumulator)
 
     def fetch(i: Array, j: Array) -> Problem:
-        return narrow(cut(wide, facts, block, i, j), head)
+        return narrow(cut(wide, facts, block, i, j), dtypes)
 
     def visit(state: Online, fetched: Problem, j: Array, partial: bool) -> Online:
         at = block_start(j, block[1], layout.S)

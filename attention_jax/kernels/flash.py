@@ -34,7 +34,9 @@ from attention_jax.kernels import short
 from attention_jax.kernels.block import (
     cut,
     drop,
+    dtypes_of,
     mask_logits,
+    narrow,
     push,
     raw_logits,
     visible_pairs,
@@ -69,11 +71,12 @@ def _whole(request: Request) -> Result:
         kinds = block_kinds(problem, facts, block, loop=loop)
         known = isinstance(kinds, np.ndarray)
         problem = trace_user_code(problem, facts, block)
+        dtypes = dtypes_of(problem)
 
         def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
             head, traced = parts
-            rows = attend_head(head, facts, block, kinds if known else traced)
-            return rows.out, *(statistics_of(head, rows) if facts.statistics else ())
+            rows = attend_head(head, dtypes, facts, block, kinds if known else traced)
+            return rows.out, *(statistics_of(head, dtypes, rows) if facts.statistics else ())
 
         parts = (problem, None if known else kinds)
         return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
@@ -99,6 +102,7 @@ class Spec(NamedTuple):
 
     structure: Any
     floating: tuple[bool, ...]
+    leaf_dtypes: tuple[np.dtype, ...]
     facts: Static
     block: tuple[int, int]
     known: Known | None
@@ -113,16 +117,27 @@ class Spec(NamedTuple):
             kinds = np.frombuffer(self.known.kinds, np.int8).reshape(self.known.shape)
         return head, kinds
 
+    def narrow(self, block: Problem) -> Problem:
+        """A block in the dtypes of the whole problem; see `narrow`."""
+        return narrow(block, jax.tree.unflatten(self.structure, self.leaf_dtypes)[0])
 
-def attend_head(head: Problem, facts: Static, block: tuple[int, int], kinds: Any) -> Rows:
-    """One head of one example, its products with the precision of now, derivatives' too."""
+
+def attend_head(
+    head: Problem, dtypes: Problem, facts: Static, block: tuple[int, int], kinds: Any
+) -> Rows:
+    """One head of one example, in blocks of these dtypes.
+
+    Its products have the precision of now, derivatives' too.
+    """
     known = isinstance(kinds, np.ndarray)
     static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
-    leaves, structure = jax.tree.flatten((head, None if known else kinds))
+    traced = None if known else kinds
+    leaves, structure = jax.tree.flatten((head, traced))
+    leaf_dtypes = tuple(jax.tree.leaves((dtypes, dtypes_of(traced))))
     floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
     floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
     others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
-    spec = Spec(structure, floating, facts, block, static_kinds, current_precision())
+    spec = Spec(structure, floating, leaf_dtypes, facts, block, static_kinds, current_precision())
     return _flash(spec, floats, others)
 
 
@@ -134,7 +149,7 @@ def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
         return start(spec.block[0], layout.V, spec.facts.accumulator)
 
     def fetch(i: Array, j: Array) -> Problem:
-        return cut(head, spec.facts, spec.block, i, j)
+        return spec.narrow(cut(head, spec.facts, spec.block, i, j))
 
     def visit(state: Online, block: Problem, j: Array, partial: bool) -> Online:
         at = block_start(j, spec.block[1], layout.S)
@@ -157,7 +172,7 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     facts, block_size = spec.facts, spec.block
     head, kinds = spec.problem(floats, others)
     # leaves that do not move, integers among them, are None: no leaves at all to a tree
-    # Wide ones, so that going back the blocks of a row or column add up in float32.
+    # those of few bits are widened, so that the transpose sums over blocks in float32
     velocity = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
     d_head, _ = spec.problem(velocity, [None] * len(others))
 
@@ -168,7 +183,7 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
             jax.lax.dynamic_slice_in_dim(x, at, block_size[0])[:, None]
             for x in (rows.top, rows.log_total)
         )
-        return block, d_block, row_top, row_total
+        return spec.narrow(block), d_block, row_top, row_total
 
     def contribute(fetched: tuple[Problem, Problem, Array, Array], partial: bool) -> Change:
         block, d_block, row_top, log_total = fetched

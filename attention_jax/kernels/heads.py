@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Layout
+from attention_jax._core.numerics import through_float32
 
 
 def join_head_axes(tree: Any, layout: Layout) -> Any:
@@ -16,7 +17,8 @@ def join_head_axes(tree: Any, layout: Layout) -> Any:
     def join(x: Any) -> Any:
         batch, (kv, group), rest = x.shape[:rank], x.shape[rank : rank + 2], x.shape[rank + 2 :]
         if kv * group not in (1, layout.N):
-            x = jnp.broadcast_to(x, (*batch, layout.K, layout.group, *rest))
+            shape = (*batch, layout.K, layout.group, *rest)
+            x = through_float32(lambda x: jnp.broadcast_to(x, shape), x)
             kv, group = layout.K, layout.group
         return x.reshape(*batch, kv * group, *rest)
 

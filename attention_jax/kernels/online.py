@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import is_explicit
-from attention_jax._core.numerics import NEG_INF, lowest
+from attention_jax._core.numerics import NEG_INF, lowest, widen_low
 from attention_jax._core.term import Sides
-from attention_jax.kernels.block import block_logits, first_at, raw_logits, weigh_values
+from attention_jax.kernels.block import block_logits, first_at, narrow, raw_logits, weigh_values
 from attention_jax.kernels.problem import Problem, Static
 
 
@@ -102,18 +102,18 @@ def close(state: Online) -> Rows:
     return Rows(state.out / total[:, None], entropy, state.first, top, log_total)
 
 
-def statistics_of(head: Problem, rows: Rows) -> tuple[Array, Array, Array]:
+def statistics_of(head: Problem, dtypes: Problem, rows: Rows) -> tuple[Array, Array, Array]:
     """Log-sum-exp, entropy and largest logit of rows `[T]`; of an empty one -inf, 0 and -inf."""
     lse = jnp.where(rows.first < 0, NEG_INF, rows.top + rows.log_total)
-    return lse, rows.entropy, top_logits(head, rows)
+    return lse, rows.entropy, top_logits(head, dtypes, rows)
 
 
-def top_logits(head: Problem, rows: Rows) -> Array:
+def top_logits(head: Problem, dtypes: Problem, rows: Rows) -> Array:
     """The largest logit of each row `[T]`, evaluated once more at its key: it has a gradient.
 
     A pair at a time, O(T): the blocks themselves pass on an index only.
     """
-    empty = rows.first < 0
+    head, empty = widen_low(head), rows.first < 0
     rows = rows._replace(first=jnp.maximum(rows.first, 0).astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
     # Arrays that several heads share are taken for one head's own where a gather's operand and
@@ -133,7 +133,8 @@ def top_logits(head: Problem, rows: Rows) -> Array:
     spoiled = jnp.isnan(rows.top + rows.log_total)
 
     def logit(one: Sides, empty: Array) -> Array:
-        return raw_logits(head._replace(sides=one), ~empty[None, None])[0, 0]
+        pair = narrow(head._replace(sides=one), dtypes)
+        return raw_logits(pair, ~empty[None, None])[0, 0]
 
     top = jax.vmap(logit)(sides, empty)
     top = jnp.where(spoiled, jnp.nan, top.astype(rows.top.dtype))

@@ -31,8 +31,14 @@ class Program(NamedTuple):
     keys: int
 
     def __call__(self, captured: Any, *arguments: Any) -> Array:
-        """Its result for these values of what it captured, and these arguments."""
-        return jax.core.eval_jaxpr(self.jaxpr, captured, *jax.tree.leaves(arguments))[0]
+        """Its result for these values, cast to the dtypes that it was traced with (`narrow`)."""
+
+        def cast(variables: Any, values: Any) -> list[Any]:
+            return [x.astype(v.aval.dtype) for v, x in zip(variables, values, strict=True)]
+
+        constants = cast(self.jaxpr.constvars, captured)
+        leaves = cast(self.jaxpr.invars, jax.tree.leaves(arguments))
+        return jax.core.eval_jaxpr(self.jaxpr, constants, *leaves)[0]
 
 
 @pytree

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
+from attention_jax._core.numerics import through_float32
 from attention_jax._modules.places import AnyPositions
 from attention_jax.layers.body import Body, settings
 from attention_jax.layers.construction import Construction
@@ -53,7 +54,12 @@ class AbsolutePositions(Body):
             added = positions.learned(self.table[...], at)
         else:
             added = positions.sinusoidal(at, self.features)
-        return x + added.astype(x.dtype).reshape((1,) * (x.ndim - added.ndim) + added.shape)
+        shape = (1,) * (x.ndim - added.ndim) + added.shape
+
+        def spread(added: Array) -> Array:
+            return jnp.broadcast_to(added.reshape(shape), x.shape)
+
+        return x + through_float32(spread, added.astype(x.dtype))
 
 
 def check_length(length: int, max_length: int | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
+from attention_jax._core.numerics import through_float32
 from attention_jax._modules import recipes
 from attention_jax._modules.arguments import (
     AnyMask,
@@ -111,7 +112,8 @@ class AttentionPooling(AttentionLayer):
         x = jnp.asarray(cast(x, self.dtype))
         key = shielded(self._hidden, x)
         queries = jnp.asarray(self.queries[...]).astype(key.dtype)
-        query = jnp.broadcast_to(queries, (*x.shape[:-2], *queries.shape))
+        shape = (*x.shape[:-2], *queries.shape)
+        query = through_float32(lambda x: jnp.broadcast_to(x, shape), queries)
         return query[..., None, :], key[..., None, :], x[..., None, :]
 
     def _hidden(self, x: Array) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from attention_jax._core.checks import as_array, check_floating
-from attention_jax._core.numerics import is_concrete
+from attention_jax._core.numerics import is_concrete, through_float32
 
 Table = Annotated[Any, Float[Array, "P D"]]
 Positions = Annotated[Any, Int[Array, "*T"]]
@@ -52,8 +52,5 @@ def learned(table: Table, positions: Positions) -> Float[Array, "*T D"]:
             )
     positions = jnp.asarray(positions).astype(jnp.int32)
     # a negative index would count from the end, so it is moved out of range
-    return (
-        jnp.asarray(table)
-        .at[jnp.where(positions < 0, rows, positions)]
-        .get(mode="fill", fill_value=jnp.nan)
-    )
+    at = jnp.where(positions < 0, rows, positions)
+    return through_float32(lambda x: x.at[at].get(mode="fill", fill_value=jnp.nan), table)

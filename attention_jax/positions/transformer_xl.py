@@ -46,8 +46,8 @@ class TransformerXL(ContentBias):
         weight = over_heads(self.weight, 2, query.ndim)
         moved = widen(query) + widen(_vector(self.v, query.ndim))
         by_wave = matmul(moved, jnp.swapaxes(weight, -1, -2)) * scale
-        keys = jnp.repeat(key, query.shape[-3] // key.shape[-3], axis=-3)
-        content = jnp.sum(widen(keys) * widen(_vector(self.u, query.ndim)), axis=-1) * scale
+        keys = jnp.repeat(widen(key), query.shape[-3] // key.shape[-3], axis=-3)
+        content = jnp.sum(keys * widen(_vector(self.u, query.ndim)), axis=-1) * scale
         return Sides(query=by_wave, key=content)
 
     def per_head(self) -> "TransformerXL":

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, Layout, Query
 from attention_jax._core.checks import check_callable, check_parameter
-from attention_jax._core.numerics import matmul, promote, widen
+from attention_jax._core.numerics import matmul, promote, through_float32, widen
 from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
 from attention_jax.scores.plane import BOUNDED, additive_plane
@@ -34,7 +34,8 @@ Activation = Callable[[Array], Array]
 def project_key(key: Array, weight: Any, heads: int) -> Array:
     """`k W`: `[*B, K, S, A]` for a shared weight, `[*B, N, S, A]` for one weight a query head."""
     if jnp.ndim(weight) == 3 and key.shape[-3] != heads:
-        key = jnp.repeat(key, heads // key.shape[-3], axis=-3)
+        group = heads // key.shape[-3]
+        key = through_float32(lambda x: jnp.repeat(x, group, axis=-3), key)
     return matmul(key, over_heads(weight, 2, key.ndim))
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import AnyArray, Array, Key, Query, Value
 from attention_jax._core.checks import check_inputs
-from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
+from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
 from attention_jax._core.term import Term
 from attention_jax.attend import execute, make_request
 from attention_jax.masks import Mask
@@ -202,12 +202,18 @@ def attend_split(
         return _merged(out, rows.lse, ~empty, largest, lambda x: jax.lax.psum(x, flat(keys)))[0]
 
     specs = place(queries), place(keys), place(keys)
+    # wide outside: devices add up the gradients of the score's parameters, which all of them hold
+    dtypes = jax.tree.map(lambda x: x.dtype, score)
+
+    def narrowed(query: Array, key: Array, value: Array, score: Any) -> Array:
+        return piece(query, key, value, jax.tree.map(lambda x, y: x.astype(y), score, dtypes))
+
     split: Any = jax.shard_map(
-        piece, mesh=mesh, in_specs=(*specs, PartitionSpec()), out_specs=place(queries)
+        narrowed, mesh=mesh, in_specs=(*specs, PartitionSpec()), out_specs=place(queries)
     )
     arrays = (jnp.asarray(x) for x in (query, key, value))
     placed = (_placed(x, mesh, spec) for x, spec in zip(arrays, specs, strict=True))
-    return split(*placed, score)
+    return split(*placed, widen_low(score))
 
 
 def _placed(x: Array, mesh: Mesh, spec: PartitionSpec) -> Array:

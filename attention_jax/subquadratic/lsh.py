@@ -13,7 +13,7 @@ from attention_jax._core.axes import MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count, check_inputs
 from attention_jax._core.compiled import compiled
 from attention_jax._core.manual import vary_as
-from attention_jax._core.numerics import safe_normalize
+from attention_jax._core.numerics import safe_normalize, widen
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.few import scaled
@@ -149,7 +149,7 @@ def _run(
             f"query length {query.shape[-3]} and value length {value.shape[-3]} must match: "
             "queries are the keys"
         )
-    value = jnp.repeat(jnp.asarray(value), shared, axis=-2)
+    value = jnp.repeat(widen(value), shared, axis=-2)
     problem = canonical("lsh_attention", query, query, value, mask)
     empty = empty_output(problem)
     if empty is not None:

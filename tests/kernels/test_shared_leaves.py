@@ -75,3 +75,58 @@ def test_keys_and_values_of_many_query_heads(implementation):
     for a, b in zip(got, wanted, strict=True):
         a, b = np.asarray(a, np.float64) / heads, np.asarray(b, np.float64)
         assert np.abs(a - b).max() <= 0.01 * np.abs(b).max()
+
+
+def relative_error(got, wanted):
+    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    return np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "flash"])
+def test_parameters_are_not_rounded_example_by_example(implementation):
+    query, key, value = (normal(seed, 1, T, N, H) for seed in range(8, 11))
+    seen = normal(11, 1, T, N, H)
+
+    def gradient(copies, tau):
+        def loss(tau):
+            arrays = (jnp.tile(x, (copies, 1, 1, 1)) for x in (query, key, value))
+            score = aj.scores.temperature(aj.scores.scaled_dot(), tau)
+            out = aj.attend(*arrays, score=score, implementation=implementation, block_size=7)
+            return jnp.sum(out * seen)
+
+        return jax.grad(loss)(tau)
+
+    tau = jnp.asarray([0.7, 1.9], LOW)
+    got = np.asarray(gradient(COPIES, tau), np.float64) / COPIES
+    assert relative_error(got, gradient(1, tau.astype(jnp.float32))) <= 0.005
+
+
+def test_divergences_of_many_student_heads():
+    heads, students = 256, 2
+    query, key = normal(0, T, 1, H).astype(LOW), normal(1, T, 1, H).astype(LOW)
+    own = [normal(seed, T, students, H) for seed in (2, 3)]
+
+    def gradients(repeats, query, key):
+        def loss(query, key):
+            student = [jnp.tile(x, (1, repeats, 1)) for x in own]
+            options = {"teacher_gradient": True, "block_size": 7}
+            rows = aj.distillation.attention_divergence((query, key), student, **options)
+            return jnp.sum(rows)
+
+        return jax.grad(loss, (0, 1))(query, key)
+
+    got = gradients(heads // students, query, key)
+    wanted = gradients(1, query.astype(jnp.float32), key.astype(jnp.float32))
+    for a, b in zip(got, wanted, strict=True):
+        assert relative_error(np.asarray(a, np.float64) / (heads // students), b) <= 0.01
+
+
+def test_tables_and_repeated_keys():
+    table, positions = normal(0, 4, H).astype(LOW), np.tile(np.arange(4), (1024, 1))
+    weight = normal(1, 4, H).astype(LOW)
+
+    def rows(table):
+        out = aj.positions.learned(table, positions)
+        return jnp.sum((out * weight[None]).astype(jnp.float32))
+
+    assert relative_error(jax.grad(rows)(table), 1024 * weight.astype(jnp.float32)) <= 0.01
