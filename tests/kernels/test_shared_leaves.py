@@ -121,7 +121,25 @@ def test_divergences_of_many_student_heads():
         assert relative_error(np.asarray(a, np.float64) / (heads // students), b) <= 0.01
 
 
-def test_tables_and_repeated_keys():
+def test_divergences_over_many_blocks():
+    length = 256
+    query, key = (normal(seed, length, 1, H).astype(LOW) for seed in (0, 1))
+    own = [normal(seed, length, 1, H) for seed in (2, 3)]
+
+    def gradients(query, key):
+        def loss(query, key):
+            options = {"teacher_gradient": True, "block_size": 2}
+            return jnp.sum(aj.distillation.attention_divergence((query, key), own, **options))
+
+        return jax.jit(jax.grad(loss, (0, 1)))(query, key)
+
+    got = gradients(query, key)
+    wanted = gradients(query.astype(jnp.float32), key.astype(jnp.float32))
+    for a, b in zip(got, wanted, strict=True):
+        assert relative_error(a, b) <= 0.005
+
+
+def test_rows_of_a_learned_table():
     table, positions = normal(0, 4, H).astype(LOW), np.tile(np.arange(4), (1024, 1))
     weight = normal(1, 4, H).astype(LOW)
 
