@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _main(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
         except UsageError as error:
-            return _end(2, f"error: {error}")
+            return _end(2, "error: " + " ".join(files.short(w, 120) for w in str(error).split()))
         except KeyboardInterrupt:
             return _end(130, *_stopped(run.resume_command()))
         except Exception as error:
@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before the process began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A terminal may lack the characters of a name; a stop flushes nothing.
         if hasattr(stream, "reconfigure"):

@@ -4,14 +4,15 @@
 entropy collapsed as logits grew. The rules here are in `RULES`, with findings of the same form.
 """
 
-import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_jax.diagnostics import Diagnosis, Finding, diagnose
+from experiments.core.files import read_json, short
 from experiments.errors import UsageError
 
 Points = list[tuple[int, float | None]]
@@ -149,13 +150,16 @@ def read(folder: Path) -> dict[str, Any]:
     """
     file = folder / "results.json"
     try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-        study = results["study"]
+        results = read_json(file)
+        study = str(results["study"])
+        missing = {"started", "settings", "status"} - results.keys()
     except OSError:
-        unfinished = (folder / "run.json").exists()
+        unfinished = os.path.exists(folder / "run.json")
         why = "the run in it is not finished" if unfinished else "it is no folder of a run"
-        raise UsageError(f"{folder} has no results.json: {why}") from None
-    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{short(folder)} has no results.json: {why}") from None
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"{file} is not the results.json of a study") from None
     if study not in MODELS:
         raise UsageError(
@@ -169,8 +173,10 @@ def read(folder: Path) -> dict[str, Any]:
         )
     try:
         found = trained_models(results)
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{file} does not have the form of a run of {study}") from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        found, missing = [], {"models"}
+    if missing:
+        raise UsageError(f"{file} does not have the form of a run of {study}")
     if not found:
         raise UsageError(f"{folder} holds no trained model")
     return results

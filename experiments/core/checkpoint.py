@@ -7,10 +7,14 @@ A checkpoint is written beside its place and renamed into it, so that a kill lea
 none; the two newest are kept.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
+import logging
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +41,8 @@ def save(folder: Path, step: int, state: Any, record: dict[str, Any]) -> None:
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(part / "state", state)
+        with _quiet(), _checkpointer() as checkpointer:
+            checkpointer.save(part / "state", args=ocp.args.PyTreeSave(state))
         text = json.dumps(record)
         content = {"step": step, "sha256": _digest(text.encode()), "record": record}
         content["files"] = _digests(part / "state")
@@ -67,12 +71,49 @@ def restore(folder: Path, like: Any, say: Callable[[str], None]) -> Restored | N
         fault = _fault(place)
         if fault is None:
             record = json.loads((place / _RECORD).read_text(encoding="utf-8"))["record"]
-            with ocp.StandardCheckpointer() as checkpointer:
-                return Restored(step, checkpointer.restore(place / "state", abstract), record)
+            arguments = ocp.args.PyTreeRestore(
+                abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract)
+            )
+            with _quiet(), _checkpointer() as checkpointer:
+                state = checkpointer.restore(place / "state", args=arguments)
+            return Restored(step, state, record)
         older = [s for s in _steps(folder) if s < step]
         instead = f"trying the one of step {older[0]}" if older else "starting from step 0"
         say(f"the checkpoint {files.short(place)} is damaged ({fault}): {instead}")
     return None
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    # Merging OCDBT files looks for them by a pattern, which a bracket in a folder's name breaks.
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+
+
+@functools.cache
+def _drop_late_errors() -> None:
+    """Leave out what tensorstore's other writes report once one has failed and ended their loop.
+
+    The failure itself is raised; the others would be printed as tracebacks from their own threads.
+    """
+    printed, ignored = sys.excepthook, sys.unraisablehook
+
+    def late(error: BaseException | None) -> bool:
+        return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+
+    sys.excepthook = lambda kind, error, trace: late(error) or printed(kind, error, trace)
+    sys.unraisablehook = lambda found: late(found.exc_value) or ignored(found)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what orbax logs of an error, a full disk say, before it raises it."""
+    _drop_late_errors()
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _steps(folder: Path) -> list[int]:

@@ -23,11 +23,10 @@ _REFUSALS = frozenset(
 _LONGEST = 80  # characters of a name in a message
 
 
-def short(name: object) -> str:
+def short(name: object, most: int = _LONGEST) -> str:
     """Return a name with its middle left out where it is long, for a message of one line."""
-    text = str(name)
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}"
+    text, half = str(name), most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def refusal(error: BaseException) -> str | None:

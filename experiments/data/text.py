@@ -187,6 +187,8 @@ def _loaded(spec: TextSpec, seed: int, languages: Languages | None) -> Dataset:
         raise UsageError(f"is empty; known data: {_KNOWN}")
     if os.path.isdir(path):
         raise UsageError(f"is a folder; known data: {_KNOWN}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"is a device or a pipe, not a file; known data: {_KNOWN}")
     if os.path.exists(path):
         raise UsageError(
             "one plain file is only one side; give both as SOURCE,TARGET (en.txt,de.txt), or a "

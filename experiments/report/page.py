@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 
 from attention_jax.visualize.symbols import printable
+from experiments.core.files import write_whole
 from experiments.report.blocks import Heatmap, Report, Table, duration
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -37,7 +38,7 @@ def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
         report=report, results=results, facts=_facts(results)
     )
     file = folder / "report.html"
-    file.write_text(html, encoding="utf-8")
+    write_whole(file, html)
     return file
 
 

@@ -159,7 +159,7 @@ def test_bad_files(tmp_path):
     assert error(tmp_path / "loop.tsv").startswith("cannot be read: ")
     assert error("x" * 300 + ".tsv").startswith("cannot be read: ")
     assert error("/dev/zero,/dev/null") == "/dev/zero: is not a regular file"
-    assert error("/dev/null").startswith("one plain file is only one side")
+    assert error("/dev/null").startswith("is a device or a pipe, not a file")
     assert error("").startswith("is empty; known data: grammar")
     assert error(tmp_path).startswith("is a folder; known data: grammar, FILE.tsv")
     (tmp_path / "x.tsv.gz").write_bytes(b"plain text\tnot zipped\n")
