@@ -176,17 +176,12 @@ class FromArray(Mask):
 
 
 def _check_one_reading(shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
-    """Raises where an array without one of the axes `[*B, N]` may be without either end of them."""
-    *given, _, _ = shape
-    if not given or len(given) != len(lead) - 1 or max(given) == 1:
-        return
-    by_example, by_head = lead[:-1], lead[1:]
-    if all(a in (1, b) for own in (by_example, by_head) for a, b in zip(given, own, strict=True)):
+    """Raises where the first of three axes may be the batch or the heads, `lead = (B, N)`."""
+    if len(shape) == 3 and len(lead) == 2 and shape[0] > 1 and lead[0] == lead[1] == shape[0]:
         raise ValueError(
-            f"mask has shape {list(shape)}, whose first axes fit *B = {list(by_example)} and, by "
-            f"NumPy's rule, {'N' if len(lead) == 2 else '[..., N]'} = {list(by_head)}: write "
-            "mask[..., None, :, :], that is mask[:, None] with one batch axis, for a mask of each "
-            "example, or mask[None] for a mask of each head"
+            f"mask has shape {list(shape)}, whose first axis fits both B = {lead[0]} and "
+            f"N = {lead[1]}: write mask[:, None] for a mask of each example, or mask[None] for a "
+            "mask of each head"
         )
 
 

@@ -145,7 +145,7 @@ def test_argument_names_and_their_order_are_flax_s():
     ours = list(inspect.signature(MultiHeadAttention.__init__).parameters)
     assert ours[:7] == theirs[:7]
     added = {"score", "mask", "positions", "value_features", "fused_qkv"}
-    added |= {"implementation", "block_size"}
+    added |= {"implementation", "block_size", "force_fp32_for_softmax"}
     assert set(ours) - set(theirs) == added
     call = inspect.signature(MultiHeadAttention.__call__).parameters
     assert {"inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs"} < set(call)

@@ -70,7 +70,7 @@ def test_a_pruned_layer_is_the_layer_with_heads_silenced(name):
 
 
 def test_a_mask_with_a_head_axis_loses_the_heads_too():
-    mask = RNG.random((4, 5, 5)) < 0.7
+    mask = RNG.random((1, 4, 5, 5)) < 0.7
     layer = MultiHeadAttention(
         4, 16, mask=aj.masks.from_array(mask) & aj.masks.causal(), rngs=nnx.Rngs(0)
     )
