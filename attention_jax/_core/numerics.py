@@ -51,7 +51,7 @@ def zeros(shape: Shape, dtype: Any) -> Array:
 
 def arange(size: Any) -> Any:
     """0 .. size - 1, int32: a NumPy array, or a traced one where the size is symbolic."""
-    xp = jnp if jax.export.is_symbolic_dim(size) else np
+    xp: Any = jnp if jax.export.is_symbolic_dim(size) else np
     return xp.arange(size, dtype=np.int32)
 
 

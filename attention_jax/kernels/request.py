@@ -94,7 +94,7 @@ class Result(NamedTuple):
     @property
     def stats(self) -> Stats | None:
         """The statistics as they are published: lse and max_logit of an empty row are -inf."""
-        if self.rows is None:
+        if self.rows is None or self.empty is None:
             return None
         lse, entropy, top = self.rows
         return Stats(
