@@ -46,7 +46,7 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
 
 def dtypes_of(tree: Any) -> Any:
     """The dtype of each leaf."""
-    return jax.tree.map(lambda x: np.dtype(x.dtype), tree)
+    return jax.tree.map(lambda x: x.dtype, tree)  # a PRNG key has a dtype that is not NumPy's
 
 
 def narrow(block: Problem, dtypes: Problem) -> Problem:
