@@ -73,8 +73,8 @@ def test_a_signal_in_a_run_tells_how_to_go_on(tmp_path, arguments, number, sign)
 
 def test_what_a_garbage_collection_swallows_is_raised_at_the_next_check():
     def callback(phase, info):
+        gc.callbacks.remove(callback)  # first: the handler raises as soon as the signal is sent
         os.kill(os.getpid(), signal.SIGTERM)
-        gc.callbacks.remove(callback)
 
     swallowed = []
     before, sys.unraisablehook = sys.unraisablehook, swallowed.append
