@@ -13,7 +13,19 @@ import pytest
 from experiments.core import stop
 
 ROOT = Path(__file__).parents[2]
-LONG = ["scaling", "--preset", "quick", "--train-depths", "8", "--steps", "100000", "--pairs", "4"]
+LONG = [
+    "scaling",
+    "--preset",
+    "quick",
+    "--depths",
+    "4",
+    "--train-depths",
+    "8",
+    "--steps",
+    "100000",
+    "--pairs",
+    "4",
+]
 
 
 def handled(process):
@@ -47,18 +59,16 @@ def test_a_signal_in_the_first_seconds_is_heard(tmp_path, number, delay):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("arguments", "sign"),
+    ("arguments", "sign", "number"),
     [
-        (LONG, "run.json"),
-        (LONG, "checkpoints"),
-        (["cost", "--preset", "quick", "--rounds", "100000"], "cells/check.json"),
-        (["bench", "--preset", "quick"], "run.json"),
-        (["long", "--preset", "quick", "--rounds", "100000"], "cells/check.json"),
+        (LONG, "run.json", signal.SIGTERM),
+        (LONG, "checkpoints", signal.SIGINT),
+        (["cost", "--preset", "quick", "--rounds", "100000"], "cells/check.json", signal.SIGTERM),
+        (["bench", "--preset", "quick"], "run.json", signal.SIGINT),
     ],
 )
-def test_a_signal_in_a_run_tells_how_to_go_on(tmp_path, arguments, number, sign):
+def test_a_signal_in_a_run_tells_how_to_go_on(tmp_path, arguments, sign, number):
     folder = tmp_path / "a run"
     process = begin(folder, *arguments)
     while process.poll() is None and not (folder / sign).exists():

@@ -31,7 +31,8 @@ def both(request):
     def one(run):
         def loss(query, key, value):
             told = {"query": query, "key": key, "value": value}
-            out, stats = run(dataclasses.replace(request, **told))
+            result = run(dataclasses.replace(request, **told))
+            out, stats = result.out, result.stats
             seen = jnp.isfinite(stats.lse)
             parts = (out.astype(jnp.float32), jnp.where(seen, stats.lse, 0), stats.entropy)
             return sum(jnp.sum(jnp.sin(part)) for part in parts)
