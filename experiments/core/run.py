@@ -195,6 +195,7 @@ class RunFolder:
             "started": self.started,
             "sittings": self.sittings,
             "seconds": round(self.seconds, 1),
+            "question": self.options.question,
             **results,
         }
         document = finite(document)

@@ -38,6 +38,11 @@ class StudyOptions:
     study: ClassVar[str] = ""
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
+    @property
+    def question(self) -> str:
+        """The question of the study: the first line of its docstring."""
+        return (type(self).__doc__ or "").partition("\n")[0]
+
     def resolved(self) -> "StudyOptions":
         """Return the options with every None that the preset knows about filled in."""
         check_choice("--preset", self.preset, PRESETS)

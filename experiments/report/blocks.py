@@ -1,6 +1,6 @@
 """The parts of a report, and numbers as words.
 
-A study makes a `Report` of question, answer and sections of text, tables and figures; the template
+A study makes a `Report` of an answer and sections of text, tables and figures; the template
 of `experiments.report.page` turns it into ``report.html``. Every sentence is computed from the
 results: a helper here takes the numbers, leaves out what was not measured, and makes the words.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Results = Mapping[str, Any]
@@ -81,10 +82,38 @@ class Report:
     """All that the template shows; None among ``answer`` is left out."""
 
     title: str
-    question: str
     answer: Sequence[str | None]
     sections: Sequence[Section]
     warnings: Sequence[str] = ()
+
+
+LABELS = {"none": "no attention", "dot": "unscaled dot", "scaled_dot": "scaled dot"}
+
+
+def label(name: str) -> str:
+    """Return the words for a mechanism: ``scaled_dot`` is ``scaled dot``."""
+    return LABELS.get(name, name)
+
+
+def picture(
+    folder: Path, name: str, kind: str, *what: Any, alt: str, caption: str, **options: Any
+) -> Picture:
+    """Draw ``figures/NAME.png`` in a run's folder by a function of `experiments.report.figures`.
+
+    Args:
+        folder: the run's folder.
+        name: of the file.
+        kind: the function's name, such as "curves".
+        *what: its arguments after the file.
+        alt: the text for those who cannot see the figure.
+        caption: the text below it.
+        **options: its keyword arguments.
+    """
+    from experiments.report import figures  # loads matplotlib, which --help need not
+
+    (folder / "figures").mkdir(exist_ok=True)
+    getattr(figures, kind)(folder / f"figures/{name}.png", *what, **options)
+    return Picture(f"figures/{name}.png", alt, caption)
 
 
 def known(values: Iterable[float | None]) -> list[float]:

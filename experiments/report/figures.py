@@ -7,7 +7,7 @@ infinite are not drawn.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from attention_jax.visualize.symbols import printable
-from experiments.report.blocks import Picture, known, mean
-from experiments.report.look import INK, PALE, SOFT, look
+from experiments.report.blocks import known, label, mean
+from experiments.report.look import INK, PALE, SOFT, alignments, look
 
-LABELS = {"none": "no attention", "dot": "unscaled dot", "scaled_dot": "scaled dot"}
+__all__ = ["alignments", "bars", "curves", "dots", "ratios"]
+
 # Colour, dashes and, where lines have markers, the marker.
 Style = tuple[str, Any, str]
 _DOTTED: Any = (0, (1, 1.2))
@@ -41,21 +42,6 @@ _SPARE: list[Style] = [
     ("#8b5a2b", "-", "o"),
 ]  # fmt: skip
 Points = Sequence[tuple[float, float | None]]
-
-
-def picture(
-    folder: Path, name: str, draw: Callable[..., None], *what: Any, alt: str, caption: str,
-    **options: Any,
-) -> Picture:  # fmt: skip
-    """Draw ``figures/NAME.png`` in a run's folder by one of the functions below, and return it."""
-    (folder / "figures").mkdir(exist_ok=True)
-    draw(folder / f"figures/{name}.png", *what, **options)
-    return Picture(f"figures/{name}.png", alt, caption)
-
-
-def label(name: str) -> str:
-    """Return the words for a mechanism: ``scaled_dot`` is ``scaled dot``."""
-    return LABELS.get(name) or printable(name)
 
 
 def curves(
@@ -103,7 +89,7 @@ def curves(
             ax.set_title(title)
             for index, (name, runs) in enumerate(series.items()):
                 style = (styles or {}).get(name) or _style(name, index)
-                words = (labels or {}).get(name) or label(name)
+                words = printable((labels or {}).get(name) or label(name))
                 if _line(ax, words, style, runs, markers, least):
                     drawn.add(words)
             if not _drawn_at(ax):
@@ -154,7 +140,7 @@ def bars(
             errors = spreads[name]
             drawn = ax.bar(
                 np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width, heights,
-                width * 0.92, color=_style(name, index)[0], label=label(name),
+                width * 0.92, color=_style(name, index)[0], label=printable(label(name)),
                 yerr=errors if any(errors) else None,
                 error_kw={"elinewidth": 1, "ecolor": INK},
             )  # fmt: skip

@@ -6,30 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report.blocks import (
-    COMPARE_THE_SHAPE,
-    Block,
-    Heatmap,
-    Picture,
-    Report,
-    Results,
-    Section,
-    Table,
-    diverged,
-    duration,
-    joined,
-    known,
-    listed,
-    mean,
-    mean_sd,
-    memory,
-    number,
-    observations,
-    runs,
-    seeds,
-)
-from experiments.report.figures import bars, curves, label, picture
-from experiments.report.look import alignments, drawable
+from experiments.report import blocks as report
+from experiments.report.look import drawable
 from experiments.report.published import LUONG, LUONG_ERROR, VASWANI, bahdanau, britz, luong
 from experiments.reports.compare_words import (
     costs_in_words,
@@ -40,17 +18,17 @@ from experiments.reports.compare_words import (
 )
 
 
-def build(results: Results, folder: Path) -> Report:
+def build_report(results: report.Results, folder: Path) -> report.Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
     data, settings, summary = results["data"], results["settings"], results["summary"]
     depth = settings["features"] // settings["heads"]
     ours = {
-        f"{label(s)}, here at depth {depth}": mean_sd(row["bleu"]) for s, row in summary.items()
+        f"{report.label(s)}, here at depth {depth}": report.mean_sd(row["bleu"])
+        for s, row in summary.items()
     }
     quick = settings["preset"] == "quick"
-    return Report(
+    return report.Report(
         title="Attention to the source in translation",
-        question=results["question"],
         answer=[
             f"BLEU over all {data['sentences']['test']:,} test sentences: "
             f"{_list(results, 'bleu', best=max)}.",
@@ -67,13 +45,13 @@ def build(results: Results, folder: Path) -> Report:
         ],
         warnings=[
             *([_HASTY] if quick else []),
-            *diverged(
-                (f"{label(m['score'])}, seed {m['seed']},", m["train"]["diverged_at"])
+            *report.diverged(
+                (f"{report.label(m['score'])}, seed {m['seed']},", m["train"]["diverged_at"])
                 for m in results["models"]
             ),
         ],
         sections=[
-            Section(
+            report.Section(
                 "Quality of the translation",
                 [
                     f"{data['source_language']} to {data['target_language']}, "
@@ -86,7 +64,7 @@ def build(results: Results, folder: Path) -> Report:
                 ],
                 [_quality(results), britz(ours), bahdanau(), luong()],
             ),
-            Section(
+            report.Section(
                 "By length",
                 [lengths_in_words(data)],
                 [
@@ -95,8 +73,8 @@ def build(results: Results, folder: Path) -> Report:
                     _by_length(results, "chrf", f"chrF by {_unit(results)} in the source"),
                 ],
             ),
-            Section("Attention to the source", *_attention(results, folder)),
-            Section(
+            report.Section("Attention to the source", *_attention(results, folder)),
+            report.Section(
                 "How it learns",
                 [
                     "Cross-entropy a target token, in training and on held-out sentences; and the "
@@ -105,7 +83,7 @@ def build(results: Results, folder: Path) -> Report:
                 ],
                 _learning_pictures(results, folder),
             ),
-            Section(
+            report.Section(
                 "What it costs",
                 [
                     "Step time is the median over all training steps, compiling apart. Temporaries "
@@ -114,12 +92,12 @@ def build(results: Results, folder: Path) -> Report:
                 ],
                 [_cost(results)],
             ),
-            Section(
+            report.Section(
                 "Translations",
                 ["The first test sentence of each range of lengths, by the models of seed 0."],
                 _translations(results),
             ),
-            Section("Data", [data["provenance"], data_in_words(data)]),
+            report.Section("Data", [data["provenance"], data_in_words(data)]),
         ],
     )
 
@@ -130,22 +108,22 @@ _HASTY = (
 )
 
 
-def _unit(results: Results) -> str:
+def _unit(results: report.Results) -> str:
     return results["data"]["length_unit"]
 
 
-def _list(results: Results, name: str, form: str = ".1f", best: Any = None) -> str:
+def _list(results: report.Results, name: str, form: str = ".1f", best: Any = None) -> str:
     """Return the mean of a figure of the summary for each score, as a list."""
-    values = {s: mean(row.get(name) or []) for s, row in results["summary"].items()}
-    return listed(values, form, best=best, words=label)
+    values = {s: report.mean(row.get(name) or []) for s, row in results["summary"].items()}
+    return report.listed(values, form, best=best, words=report.label)
 
 
-def _has_longer(results: Results) -> bool:
+def _has_longer(results: report.Results) -> bool:
     """Return whether scores of up to 20 words differ from those of all sentences."""
     return results["data"]["lengths"]["test"][1] > 20
 
 
-def _by_lengths(results: Results) -> list[str]:
+def _by_lengths(results: report.Results) -> list[str]:
     """Return how BLEU changes from short sentences to the longest trained on, and beyond."""
     summary = results["summary"]
     if "none" not in summary or len(summary) < 2:
@@ -155,13 +133,18 @@ def _by_lengths(results: Results) -> list[str]:
     said = []
 
     def bleu(at: int) -> dict[str, float | None]:
-        return {s: mean(row["by_length"][at]["bleu"]) for s, row in summary.items()}
+        return {s: report.mean(row["by_length"][at]["bleu"]) for s, row in summary.items()}
 
     first, last = bleu(inside[0]), bleu(inside[-1])
-    if len(inside) > 1 and known([first["none"], last["none"]]) == [first["none"], last["none"]]:
-        changes = {s: (a, last[s]) for s, a in first.items() if known([a, last[s]])[1:]}
+    if len(inside) > 1 and report.known([first["none"], last["none"]]) == [
+        first["none"],
+        last["none"],
+    ]:
+        changes = {s: (a, last[s]) for s, a in first.items() if report.known([a, last[s]])[1:]}
         none = changes.pop("none")
-        rest = joined(f"{label(s)} from {a:.0f} to {b:.0f}" for s, (a, b) in changes.items())
+        rest = report.joined(
+            f"{report.label(s)} from {a:.0f} to {b:.0f}" for s, (a, b) in changes.items()
+        )
         short, long = span(buckets[inside[0]]), span(buckets[inside[-1]])
         said.append(
             f"Without attention BLEU goes from {none[0]:.0f} at {short} {_unit(results)} to "
@@ -170,17 +153,17 @@ def _by_lengths(results: Results) -> list[str]:
     if len(inside) < len(buckets):
         said.append(
             f"At {span(buckets[-1])} {_unit(results)}, beyond the {trained} of training, BLEU is "
-            f"{listed(bleu(len(buckets) - 1), '.0f', words=label)}."
+            f"{report.listed(bleu(len(buckets) - 1), '.0f', words=report.label)}."
         )
     return said
 
 
-def _unscaled(results: Results, depth: int) -> str | None:
+def _unscaled(results: report.Results, depth: int) -> str | None:
     both = [results["summary"].get(s, {}).get("bleu", []) for s in ("dot", "scaled_dot")]
-    plain, scaled = map(mean, both)
+    plain, scaled = map(report.mean, both)
     if plain is None or scaled is None:
         return None
-    spread = max((statistics.stdev(v) for v in map(known, both) if len(v) > 1), default=None)
+    spread = max((statistics.stdev(v) for v in map(report.known, both) if len(v) > 1), default=None)
     verdict = (
         "one seed cannot say whether that is more than chance"
         if spread is None
@@ -195,32 +178,34 @@ def _unscaled(results: Results, depth: int) -> str | None:
     )
 
 
-def _quality(results: Results) -> Table:
+def _quality(results: report.Results) -> report.Table:
     longer = [f"BLEU, up to 20 {_unit(results)}"] if _has_longer(results) else []
     rows = [
         [
-            label(score),
-            mean_sd(row["bleu"]),
-            mean_sd(row["chrf"]),
-            *(mean_sd(row.get("bleu_to_20") or [None]) for _ in longer),
-            mean_sd(row["valid_loss"], 3),
+            report.label(score),
+            report.mean_sd(row["bleu"]),
+            report.mean_sd(row["chrf"]),
+            *(report.mean_sd(row.get("bleu_to_20") or [None]) for _ in longer),
+            report.mean_sd(row["valid_loss"], 3),
             f"{row['parameters']:,}",
         ]
         for score, row in results["summary"].items()
     ]
     columns = ["attention", "BLEU", "chrF", *longer, "held-out loss", "parameters"]
-    return Table(f"Held-out sentences of all lengths ({seeds(results)})", columns, rows)
+    return report.Table(
+        f"Held-out sentences of all lengths ({report.seeds(results)})", columns, rows
+    )
 
 
-def _by_length(results: Results, metric: str, caption: str, digits: int = 1) -> Table:
+def _by_length(results: report.Results, metric: str, caption: str, digits: int = 1) -> report.Table:
     """Return a metric by score and range of lengths, with the whole where it is in no other."""
     first = next(iter(results["summary"].values()))["by_length"]
     whole = ["all"] if metric == "alignment_error" else []
     rows = [
         [
-            label(score),
-            *(mean_sd(row[metric], digits) for _ in whole),
-            *(mean_sd(bucket[metric], digits) for bucket in row["by_length"]),
+            report.label(score),
+            *(report.mean_sd(row[metric], digits) for _ in whole),
+            *(report.mean_sd(bucket[metric], digits) for bucket in row["by_length"]),
         ]
         for score, row in results["summary"].items()
         if not whole or score != "none"
@@ -228,14 +213,14 @@ def _by_length(results: Results, metric: str, caption: str, digits: int = 1) -> 
     if not whole:
         rows.append(["sentences", *(str(bucket["sentences"]) for bucket in first)])
     columns = ["attention", *whole, *map(span, first)]
-    return Table(f"{caption} ({seeds(results)})", columns, rows)
+    return report.Table(f"{caption} ({report.seeds(results)})", columns, rows)
 
 
-def _bleu_picture(results: Results, folder: Path) -> Picture:
+def _bleu_picture(results: report.Results, folder: Path) -> report.Picture:
     summary = results["summary"]
     groups = [span(b) for b in next(iter(summary.values()))["by_length"]]
-    return picture(
-        folder, "bleu_by_length", bars, groups,
+    return report.picture(
+        folder, "bleu_by_length", "bars", groups,
         {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
         x=f"{_unit(results)} in the source sentence", y="BLEU",
         alt=f"Bars of BLEU for {len(groups)} ranges of sentence length and {len(summary)} models; "
@@ -244,21 +229,22 @@ def _bleu_picture(results: Results, folder: Path) -> Picture:
     )  # fmt: skip
 
 
-def _learning_pictures(results: Results, folder: Path) -> list[Block]:
+def _learning_pictures(results: report.Results, folder: Path) -> list[report.Block]:
     trained = [{**m["train"], "score": m["score"]} for m in results["models"]]
     attend = [m for m in trained if m["score"] != "none"]
-    training = runs(trained, "score", lambda m: m["loss"])
-    held_out = runs(trained, "score", lambda m: observations(m, "valid_loss"))
-    entropy = runs(attend, "score", lambda m: observations(m, "entropy"))
+    training = report.runs(trained, "score", lambda m: m["loss"])
+    held_out = report.runs(trained, "score", lambda m: report.observations(m, "valid_loss"))
+    entropy = report.runs(attend, "score", lambda m: report.observations(m, "entropy"))
 
-    def ends(series: Results) -> str:
+    def ends(series: report.Results) -> str:
         last = {n: own[0][-1][1] for n, own in series.items() if own and own[0]}
         return ", ".join(
-            f"{label(n)} {number(v, '.2f') if known([v]) else 'diverged'}" for n, v in last.items()
+            f"{report.label(n)} {report.number(v, '.2f') if report.known([v]) else 'diverged'}"
+            for n, v in last.items()
         )
 
-    loss = picture(
-        folder, "loss", curves, [("Training", training), ("Held out", held_out)], x="step",
+    loss = report.picture(
+        folder, "loss", "curves", [("Training", training), ("Held out", held_out)], x="step",
         y="loss, nats a token", alt=f"Loss over the steps; held out it ends at: {ends(held_out)}.",
         caption="Loss over the steps, in training (means of some steps each) and on held-out "
         "sentences.",
@@ -268,8 +254,8 @@ def _learning_pictures(results: Results, folder: Path) -> list[Block]:
     title = "Entropy of the attention to the source"
     return [
         loss,
-        picture(
-            folder, "entropy", curves, [(title, entropy)], x="step", y="entropy / ln S", low_y=0,
+        report.picture(
+            folder, "entropy", "curves", [(title, entropy)], x="step", y="entropy / ln S", low_y=0,
             alt=f"Entropy over the steps; it ends at: {ends(entropy)}.",
             caption="1 is attention spread over all source tokens alike, 0 is one token taking "
             "all.",
@@ -277,7 +263,7 @@ def _learning_pictures(results: Results, folder: Path) -> list[Block]:
     ]  # fmt: skip
 
 
-def _attention(results: Results, folder: Path) -> tuple[list[str], list[Block]]:
+def _attention(results: report.Results, folder: Path) -> tuple[list[str], list[report.Block]]:
     """Return the text and the blocks on where the models of seed 0 attend to."""
     said = [
         "Rows are the target words, columns the source words; each row is the step that predicts "
@@ -285,37 +271,37 @@ def _attention(results: Results, folder: Path) -> tuple[list[str], list[Block]]:
         "reference, so that all models predict the same words."
     ]
     models: Any = [m for m in results["models"] if m["seed"] == 0 and m["test"]["attention"]]
-    blocks: list[Block] = []
+    blocks: list[report.Block] = []
     shown: list[Any] = models[0]["test"]["attention"] if models else []
     for i, example in enumerate(shown):
         source, target = example["source"], example["target"]
         panels = [
-            (label(m["score"]), np.array(m["test"]["attention"][i]["weights"], float))
+            (report.label(m["score"]), np.array(m["test"]["attention"][i]["weights"], float))
             for m in models
         ]
         gold = [(s, t) for s, t in example["gold"]]
         caption = f"Attention for “{' '.join(source[:-1])}”, predicting “{' '.join(target[:-1])}”."
-        drawn = picture(
-            folder, f"attention{i + 1}", alignments, panels, source, target, gold,
+        drawn = report.picture(
+            folder, f"attention{i + 1}", "alignments", panels, source, target, gold,
             alt="Attention weights, target words down, source words across. "
             + " ".join(f"{title}: {_strongest(w, example)}." for title, w in panels),
             caption=caption,
         )  # fmt: skip
         # Without a font for these words the PNG would have boxes in their place.
-        html = Heatmap(caption, panels, source, target, gold)
+        html = report.Heatmap(caption, panels, source, target, gold)
         blocks.append(drawn if drawable([*source, *target]) else html)
     if results["data"]["aligned"]:
         said.append(
             "Orange frames are the gold alignment. Alignment error links each target word to the "
             f"source word with the most weight. Luong et al. report {LUONG_ERROR} "
-            f"({LUONG}): {COMPARE_THE_SHAPE}."
+            f"({LUONG}): {report.COMPARE_THE_SHAPE}."
         )
         caption = f"Alignment error rate, by {_unit(results)} in the source"
         blocks.append(_by_length(results, "alignment_error", caption, 3))
     return said, blocks
 
 
-def _strongest(weights: np.ndarray, example: Results) -> str:
+def _strongest(weights: np.ndarray, example: report.Results) -> str:
     """Return the source word of the largest weight of each target word, as text."""
     if not np.isfinite(weights).all():
         return "diverged"
@@ -323,36 +309,38 @@ def _strongest(weights: np.ndarray, example: Results) -> str:
     return ", ".join(f"{word} → {example['source'][s]}" for word, s in links)
 
 
-def _cost(results: Results) -> Table:
+def _cost(results: report.Results) -> report.Table:
     rows = []
     for score, row in results["summary"].items():
         own = [m for m in results["models"] if m["score"] == score]
         rows.append(
             [
-                label(score),
-                mean_sd(row["step_milliseconds"]),
-                memory(max(known(row["temporaries"]), default=None)),
-                mean_sd([m["train"]["compile_seconds"] for m in own]),
-                duration(mean(m["seconds"]["training"] for m in own)),
-                mean_sd([m["seconds"]["scoring"] for m in own]),
+                report.label(score),
+                report.mean_sd(row["step_milliseconds"]),
+                report.memory(max(report.known(row["temporaries"]), default=None)),
+                report.mean_sd([m["train"]["compile_seconds"] for m in own]),
+                report.duration(report.mean(m["seconds"]["training"] for m in own)),
+                report.mean_sd([m["seconds"]["scoring"] for m in own]),
             ]
         )
-    return Table(
-        f"Cost of a model ({seeds(results)})",
+    return report.Table(
+        f"Cost of a model ({report.seeds(results)})",
         ["attention", "step, ms", "temporaries", "compiling, s", "training", "translating, s"],
         rows,
         note="Training includes compiling and observing held-out sentences.",
     )
 
 
-def _translations(results: Results) -> list[Table]:
+def _translations(results: report.Results) -> list[report.Table]:
     first: Any = [m for m in results["models"] if m["seed"] == 0]
     tables = []
     for i, example in enumerate(first[0]["test"]["translations"] if first else ()):
         rows = [["source", example["source"]], ["reference", example["reference"]]]
         rows += [
-            [label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"]
+            [report.label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"]
             for m in first
         ]
-        tables.append(Table(f"{example['words']} {_unit(results)}", ["", "text"], rows, prose=True))
+        tables.append(
+            report.Table(f"{example['words']} {_unit(results)}", ["", "text"], rows, prose=True)
+        )
     return tables

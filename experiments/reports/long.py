@@ -4,20 +4,8 @@ import statistics
 from pathlib import Path
 
 from experiments.families import PATTERNS
-from experiments.report.blocks import (
-    Picture,
-    Report,
-    Results,
-    Section,
-    Table,
-    diverged,
-    joined,
-    listed,
-    mean_sd,
-    memory,
-    number,
-)
-from experiments.report.figures import Style, curves, dots, picture
+from experiments.report import blocks as report
+from experiments.report.figures import Style
 from experiments.report.published import arena
 
 _PASSES = {"forward": "Forward", "gradient": "Forward and backward"}
@@ -33,7 +21,7 @@ _LINEAR = 1.25  # up to this exponent a cost is called linear
 _LEARNT = 0.6  # where the best is right less often, the task is not learnt
 
 
-def build(results: Results, folder: Path) -> Report:
+def build_report(results: report.Results, folder: Path) -> report.Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
     settings, passes = results["settings"], list(results["milliseconds"])
     faults = [f"{n}: {f}" for n, f in results["checks"].items() if not f.startswith("agrees")]
@@ -47,28 +35,27 @@ def build(results: Results, folder: Path) -> Report:
     ]
     costs = [_costs(results, folder, which) for which in passes]
     sections = [
-        Section("Cost against length", how, [*costs, _fits(results)]),
-        Section("Does cost follow the pattern?", [_PAIRS], [_pairs(results)]),
+        report.Section("Cost against length", how, [*costs, _fits(results)]),
+        report.Section("Does cost follow the pattern?", [_PAIRS], [_pairs(results)]),
     ]
     if results["models"]:
         blocks = [_quality_picture(results, folder), _quality(results), _arena(results)]
-        sections.append(Section("What is still learnt", _learning(results), blocks))
+        sections.append(report.Section("What is still learnt", _learning(results), blocks))
     rows = ([cell.strip() for cell in line.split("|")] for line in _FAMILIES.strip().splitlines())
     sources = [row for row in rows if row[0] in results["checks"]]
-    what = Table("What each is", ["", "a query attends to", "from"], sources, prose=True)
+    what = report.Table("What each is", ["", "a query attends to", "from"], sources, prose=True)
     details = [table for which in passes for table in _details(results, which)]
-    return Report(
+    return report.Report(
         title="Long sequences: what patterns and families cost, and what they lose",
-        question=results["question"],
         answer=_answer(results),
         warnings=[
             *(f"One was wrong and is not measured. {fault}." for fault in faults),
-            *diverged(
+            *report.diverged(
                 (f"{_TASKS[m['task']]} with {m['name']}, seed {m['seed']},", m["diverged_at"])
                 for m in results["models"]
             ),
         ],
-        sections=[*sections, Section("All times and temporaries", [], [*details, what])],
+        sections=[*sections, report.Section("All times and temporaries", [], [*details, what])],
     )
 
 
@@ -103,29 +90,29 @@ _PAIRS = (
 )
 
 
-def _answer(results: Results) -> list[str]:
+def _answer(results: report.Results) -> list[str]:
     fits = {n: f["time_exponent"] for n, f in results["fits"].items()}
     known = {n: e for n, e in fits.items() if e is not None}
     lengths, times = results["lengths"], next(iter(results["milliseconds"].values()))
     said = []
-    if straight := joined(n for n, e in known.items() if e <= _LINEAR):
+    if straight := report.joined(n for n, e in known.items() if e <= _LINEAR):
         said.append(
             f"From length {lengths[0]:,} to {lengths[-1]:,} the time of {straight} grows with an "
             f"exponent of at most {_LINEAR}."
         )
-    if steeper := listed({n: e for n, e in known.items() if e > _LINEAR}, ".2f"):
+    if steeper := report.listed({n: e for n, e in known.items() if e > _LINEAR}, ".2f"):
         said.append(f"Steeper: {steeper}.")
     if "full" in times:
         full = times["full"][-1]
         ratios = {name: row[-1] / full for name, row in times.items() if name != "full"}
-        if faster := listed({n: r for n, r in ratios.items() if r < 1}, ".2f", best=min):
+        if faster := report.listed({n: r for n, r in ratios.items() if r < 1}, ".2f", best=min):
             said.append(f"Time over full attention at {lengths[-1]:,}: {faster}.")
-        if slower := listed({n: r for n, r in ratios.items() if r >= 1}, ".2f", best=min):
+        if slower := report.listed({n: r for n, r in ratios.items() if r >= 1}, ".2f", best=min):
             said.append(f"No faster than full attention there: {slower}.")
     for task, rows in results["mean_accuracy"].items():
         words = (
             f"On {_TASKS[task]}, right after {results['settings']['steps']:,} steps: "
-            f"{listed(rows, '.0f', best=max, percent=True)}"
+            f"{report.listed(rows, '.0f', best=max, percent=True)}"
         )
         if max(rows.values()) < _LEARNT:
             words += "; none has learnt it in so few, so the order means little"
@@ -133,37 +120,37 @@ def _answer(results: Results) -> list[str]:
     return said or ["Nothing was measured: see the warnings above."]
 
 
-def _fits(results: Results) -> Table:
+def _fits(results: report.Results) -> report.Table:
     columns, fits = ["", "time", "temporaries"], [results["fits"]]
     if results["gradient_fits"] and "forward" in results["milliseconds"]:
         columns += ["time, with gradient", "temporaries, with gradient"]
         fits.append(results["gradient_fits"])
     rows = [[n, *(e for fit in fits for e in _exponents(fit[n]))] for n in results["fits"]]
     first, last = results["lengths"][0], results["lengths"][-1]
-    return Table(f"Fitted exponents, lengths {first:,} to {last:,}", columns, rows)
+    return report.Table(f"Fitted exponents, lengths {first:,} to {last:,}", columns, rows)
 
 
-def _exponents(fit: Results) -> list[str]:
-    return [number(fit[name], ".2f") for name in ("time_exponent", "memory_exponent")]
+def _exponents(fit: report.Results) -> list[str]:
+    return [report.number(fit[name], ".2f") for name in ("time_exponent", "memory_exponent")]
 
 
-def _pairs(results: Results) -> Table:
+def _pairs(results: report.Results) -> report.Table:
     times = next(iter(results["milliseconds"].values()))
     full = times.get("full")
     rows = []
     for name, by_length in results["pairs"].items():
         if (share := by_length[-1]) is not None:
-            ratio = number(times[name][-1] / full[-1] if full else None, ".3f")
+            ratio = report.number(times[name][-1] / full[-1] if full else None, ".3f")
             kinds = (f"{share[kind]:.4f}" for kind in ("seen", "touched", "computed"))
             rows.append([name, *kinds, ratio])
-    return Table(
+    return report.Table(
         f"Shares of all pairs at length {results['lengths'][-1]:,}, and time over full attention",
         ["pattern", "kept by the mask", "in blocks of 64", "in the blocks visited", "time / full"],
         rows,
     )
 
 
-def _learning(results: Results) -> list[str]:
+def _learning(results: report.Results) -> list[str]:
     settings, some = results["settings"], results["models"][0]
     total = settings["places"]
     return [
@@ -177,22 +164,22 @@ def _learning(results: Results) -> list[str]:
     ]
 
 
-def _names(results: Results) -> list[str]:
+def _names(results: report.Results) -> list[str]:
     return list(dict.fromkeys(model["name"] for model in results["models"]))
 
 
-def _quality(results: Results) -> Table:
+def _quality(results: report.Results) -> report.Table:
     accuracy, count = results["accuracy"], results["settings"]["seeds"]
     rows = [
-        [name, *(mean_sd(accuracy[t].get(name, []), percent=True) for t in accuracy)]
+        [name, *(report.mean_sd(accuracy[t].get(name, []), percent=True) for t in accuracy)]
         for name in _names(results)
     ]
     rows.append(["chance", *(f"{100 * results['chance'][t]:.1f} %" for t in accuracy)])
     title = f"Right answers, {count} seed{'s' if count > 1 else ''}"
-    return Table(title, ["", *(_TASKS[t] for t in accuracy)], rows)
+    return report.Table(title, ["", *(_TASKS[t] for t in accuracy)], rows)
 
 
-def _arena(results: Results) -> Table:
+def _arena(results: report.Results) -> report.Table:
     rows = results["mean_accuracy"].values()
     return arena(
         {
@@ -203,19 +190,19 @@ def _arena(results: Results) -> Table:
     )
 
 
-def _details(results: Results, which: str) -> list[Table]:
+def _details(results: report.Results, which: str) -> list[report.Table]:
     columns = ["", *(f"{n:,}" for n in results["lengths"])]
     times, sizes = results["milliseconds"][which], results["temporaries"][which]
     return [
-        Table(
+        report.Table(
             f"{_PASSES[which]}: milliseconds, by length",
             columns,
             [[name, *(f"{v:.2f}" for v in row)] for name, row in times.items()],
         ),
-        Table(
+        report.Table(
             f"{_PASSES[which]}: temporaries, by length",
             columns,
-            [[name, *(memory(v) for v in row)] for name, row in sizes.items()],
+            [[name, *(report.memory(v) for v in row)] for name, row in sizes.items()],
         ),
     ]
 
@@ -231,16 +218,16 @@ def _styles(names: list[str]) -> dict[str, Style]:
     return found | ({"full": ("#111827", "-", "o")} if "full" in names else {})
 
 
-def _costs(results: Results, folder: Path, which: str) -> Picture:
+def _costs(results: report.Results, folder: Path, which: str) -> report.Picture:
     fits = results["fits"] if which == "forward" else results["gradient_fits"]
     sizes, lengths = results["temporaries"][which], results["lengths"]
 
-    def lines(table: Results) -> dict[str, list[list[tuple[float, float | None]]]]:
+    def lines(table: report.Results) -> dict[str, list[list[tuple[float, float | None]]]]:
         return {n: [list(zip(lengths, row, strict=True))] for n, row in table.items()}
 
     mebibytes = {n: [v / 2**20 if v else None for v in row] for n, row in sizes.items()}
-    return picture(
-        folder, which, curves,
+    return report.picture(
+        folder, which, "curves",
         [("Time", lines(results["milliseconds"][which])), ("Temporaries", lines(mebibytes))],
         x="length (T = S)", y=("milliseconds", "MiB"), log_x=True, log_y=True, markers=True,
         missing="not measured", slopes=True, styles=_styles(list(fits)),
@@ -252,12 +239,12 @@ def _costs(results: Results, folder: Path, which: str) -> Picture:
     )  # fmt: skip
 
 
-def _quality_picture(results: Results, folder: Path) -> Picture:
+def _quality_picture(results: report.Results, folder: Path) -> report.Picture:
     names = _names(results)
     styles = _styles(names)
     panels = [(_TASKS[t], results["chance"][t], rows) for t, rows in results["accuracy"].items()]
-    return picture(
-        folder, "quality", dots, panels, {name: styles[name] for name in names},
+    return report.picture(
+        folder, "quality", "dots", panels, {name: styles[name] for name in names},
         alt="Share of right answers of each on each task; the numbers are in the table below.",
         caption="Share of right answers, mean and range over the seeds.",
     )  # fmt: skip

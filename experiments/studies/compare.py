@@ -153,7 +153,7 @@ class Compare(StudyOptions):
         from experiments.compiling import Executables
         from experiments.data.text_batches import TextBatches
         from experiments.progress import Progress
-        from experiments.reports.compare import build
+        from experiments.reports.compare import build_report
         from experiments.translation import train_and_score
 
         # The data comes first: if it cannot be used, no folder is made.
@@ -186,15 +186,7 @@ class Compare(StudyOptions):
                 folder.drop_checkpoints(name)
                 progress.say(_line(cells[-1]))
                 folder.write_results(_results(self, facts, cells), finished=False)
-            return folder.conclude(_results(self, facts, cells), build)
-
-
-_QUESTION = (
-    "A decoder that translates may look at the source sentence through a score: the dot product, "
-    "the scaled dot product, a small network (additive) — or not at all, with nothing but the mean "
-    "of the encoder's states. How do they differ: in the quality of the translation, by sentence "
-    "length, in where they look, in how they learn, and in what they cost?"
-)
+            return folder.conclude(_results(self, facts, cells), build_report)
 
 
 def _results(
@@ -231,7 +223,7 @@ def _results(
             "parameters": own[0]["parameters"],
             "diverged_at": [c["train"]["diverged_at"] for c in own],
         }
-    return {"question": _QUESTION, "data": facts, "summary": summary, "models": cells}
+    return {"data": facts, "summary": summary, "models": cells}
 
 
 def _line(cell: Mapping[str, Any]) -> str:

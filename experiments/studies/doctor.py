@@ -1,6 +1,7 @@
 """What ails the models of a finished run."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -10,6 +11,7 @@ import tyro
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions
 from experiments.errors import UsageError
+from experiments.report import blocks as report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,6 @@ class Doctor(StudyOptions):
         if self.run_folder is None:
             raise UsageError("doctor needs the folder of a run: python -m experiments doctor RUN")
         from experiments import curve_checks
-        from experiments.reports.doctor import build
 
         # The run comes first: if it cannot be examined, no folder is made.
         examined = curve_checks.read(Path(self.run_folder))
@@ -58,13 +59,7 @@ class Doctor(StudyOptions):
         with RunFolder.open(self) as folder:
             diagnoses = [curve_checks.examine(model) for model in found]
             print(curve_checks.together(diagnoses))
-            return folder.conclude(_results(self, examined, found, diagnoses), build)
-
-
-_QUESTION = (
-    "A run has finished, well or badly. Do the curves of its models show one of the known troubles "
-    "of attention, at which step does it begin, and what would help?"
-)
+            return folder.conclude(_results(self, examined, found, diagnoses), build_report)
 
 
 def _results(
@@ -74,7 +69,6 @@ def _results(
     from experiments import curve_checks
 
     return {
-        "question": _QUESTION,
         "examined": {
             "folder": str(options.run_folder),
             "study": examined["study"],
@@ -100,3 +94,99 @@ def _results(
             for model, diagnosis in zip(found, diagnoses, strict=True)
         ],
     }
+
+
+_PANEL = 11  # curves that can be told apart
+_QUANTITIES = {
+    "valid_loss": "Held-out loss, nats",
+    "entropy": "Entropy of the attention / ln n",
+    "max_logit": "Largest logit",
+}
+
+
+def build_report(results: report.Results, folder: Path) -> report.Report:
+    """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
+    examined, findings = results["examined"], results["findings"]
+    how = (
+        f"The run of {examined['study']} in {examined['folder']}, started "
+        f"{examined['started'].replace('T', ' ')}, from its results.json. Nothing was trained "
+        "again."
+    )
+    columns = ["finding", "model", "symptom", "evidence", "likely cause", "remedy"]
+    keys = ("name", "where", "symptom", "evidence", "cause", "remedy")
+    table = report.Table(
+        "What was found", columns, [[f[key] for key in keys] for f in findings], "", True
+    )
+    return report.Report(
+        title=f"A run of {examined['study']}, examined",
+        answer=_answer(results),
+        warnings=[f"Not examined: {note}." for note in results["left_out"]],
+        sections=[
+            report.Section("Findings", [how], [table] if findings else []),
+            report.Section("The models", [], [_models(results), *_pictures(results, folder)]),
+        ],
+    )
+
+
+def _answer(results: report.Results) -> list[str]:
+    count = len(results["models"])
+    if not results["findings"]:
+        what = "1 model: its curves" if count == 1 else f"{count} models: their curves"
+        return [f"Nothing was found in {what} look healthy."]
+    ill = sum(bool(model["findings"]) for model in results["models"])
+    kinds = Counter(finding["name"] for finding in results["findings"])
+    listed = report.joined(f"{name} ({times})" for name, times in kinds.most_common())
+    first = {f["name"]: f for f in reversed(results["findings"])}
+    return [
+        f"{ill} of {count} models {'has' if ill == 1 else 'have'} findings: {listed}.",
+        *(
+            f"{name}: {first[name]['symptom']}. Remedy: {first[name]['remedy']}."
+            for name, _ in kinds.most_common()
+        ),
+    ]
+
+
+def _models(results: report.Results) -> report.Table:
+    def moved(model: report.Results, name: str) -> str:
+        ends = [model["observed"][i].get(name) for i in (0, -1)]
+        return " → ".join(report.number(v, ".3g") for v in ends) if ends != [None, None] else "–"
+
+    def norms(model: report.Results) -> list[float]:
+        return report.known(v for _, v in model["gradient_norm"])
+
+    rows = [
+        [
+            model["name"],
+            *(moved(model, name) for name in _QUANTITIES),
+            report.number(
+                max(report.known(v for _, v in model["gradient_norm"]), default=None), ".3g"
+            ),
+            report.number(model["diverged_at"], "d"),
+            report.joined(model["findings"]) or "none",
+        ]
+        for model in results["models"]
+    ]
+    columns = [
+        "model", "held-out loss", "entropy", "largest logit", "largest gradient norm",
+        "diverged at step", "findings",
+    ]  # fmt: skip
+    return report.Table("Each model, before → after training", columns, rows)
+
+
+def _pictures(results: report.Results, folder: Path) -> list[report.Block]:
+    """Draw the quantities that were observed: of the models with findings first."""
+    models = sorted(results["models"], key=lambda model: not model["findings"])[:_PANEL]
+    whole = len(models) == len(results["models"])
+    of = "all models" if whole else f"{len(models)} of the models, those with findings first"
+    series: dict[str, Any] = {
+        name: {model["name"]: [report.observations(model, name)] for model in models}
+        for name in _QUANTITIES
+    }
+    return [
+        report.picture(
+            folder, name, "curves", [("", series[name])], x="step", y=words,
+            alt=f"{words} over the steps; the ends are in the table.", caption=f"{words}, {of}.",
+        )
+        for name, words in _QUANTITIES.items()
+        if any(run for runs in series[name].values() for run in runs)
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
@@ -117,7 +118,7 @@ class Long(StudyOptions):
         """Check and time all of them, train the small models and write the report."""
         from experiments.compiling import Executables
         from experiments.progress import Progress
-        from experiments.reports.long import build
+        from experiments.reports.long import build_report
 
         lengths = sorted(set(self.lengths or ()))
         models = [
@@ -141,17 +142,17 @@ class Long(StudyOptions):
                     timed.append(folder.cell(f"length{length}", work))
                     piece.advance(f"{len(good)} timed")
             executables = Executables()
-            trained = [_trained(self, folder, progress, executables, *model) for model in models]
-            return folder.conclude(_results(wrong, good, timed, trained, self.passes), build)
+            trained = []
+            for task, name, seed in models:
+                key = f"{task}-{name}-seed{seed}"
+                given = self, folder, progress, executables, key, task, name, seed
+                work = functools.partial(_train, *given)
+                trained.append(trained_cell(folder, progress, key, self.steps or 1, work))
+            return folder.conclude(_results(wrong, good, timed, trained, self.passes), build_report)
 
 
 _MOST_PLACES = 85  # 64 pairs and 21 questions
 _CHECKED = 96  # the length at which all are compared with NumPy
-_QUESTION = (
-    "Attention compares every position with every other. Patterns leave most pairs out, and other "
-    "families never form them. What does each cost in time and memory as the length grows, does "
-    "its cost follow the pattern or the square, and what can a model with it no longer learn?"
-)
 
 
 def _check(options: Long) -> dict[str, str | None]:
@@ -199,19 +200,6 @@ def _measure(options: Long, names: list[str], length: int) -> dict[str, Any]:
         temporaries[which] = {n: compiled[n].temporaries for n in names}
     pairs = {n: families.pairs(n, length, options.reach) for n in names}
     return {"length": length, "milliseconds": times, "temporaries": temporaries, "pairs": pairs}
-
-
-def _trained(
-    options: Long, folder: RunFolder, progress: Any, executables: Any, *model: Any
-) -> dict[str, Any]:
-    """Return the finished cell of one model, training it if it is not there."""
-    task, name, seed = model
-    key = f"{task}-{name}-seed{seed}"
-    if folder.has(key):
-        progress.skip(options.steps)
-    cell = folder.cell(key, lambda: _train(options, folder, progress, executables, key, *model))
-    folder.drop_checkpoints(key)
-    return cell
 
 
 def _train(
@@ -287,7 +275,6 @@ def _results(
         of_task = accuracy.setdefault(model["task"], {})
         of_task.setdefault(model["name"], []).append(model["accuracy"])
     return {
-        "question": _QUESTION,
         "checks": {n: fault or "agrees with NumPy" for n, fault in wrong.items()},
         "lengths": lengths,
         "milliseconds": times,

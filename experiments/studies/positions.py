@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
+from experiments.report import blocks as report
 
 # As experiments.schemes.SCHEMES, which would load JAX.
 SCHEMES = (
@@ -90,7 +92,6 @@ class Positions(StudyOptions):
         from experiments import schemes
         from experiments.compiling import Executables
         from experiments.progress import Progress
-        from experiments.reports.positions import build
 
         trained = dict.fromkeys(schemes.trained_as(scheme) for scheme in self.schemes)
         models = [
@@ -101,29 +102,17 @@ class Positions(StudyOptions):
         ]
         with RunFolder.open(self) as folder, Progress(len(models) * (self.steps or 0)) as progress:
             executables = Executables()
-            cells = [_trained(self, folder, progress, executables, *model) for model in models]
-            return folder.conclude(_results(self, cells), build)
+            done = []
+            for task, scheme, seed in models:
+                key = f"{task}-{scheme}-seed{seed}"
+                given = self, folder, progress, executables, key, task, scheme, seed
+                work = functools.partial(_train, *given)
+                done.append(trained_cell(folder, progress, key, self.steps or 1, work))
+            return folder.conclude(_results(self, done), build_report)
 
 
-_QUESTION = (
-    "Attention does not know where its keys stand unless it is told. The ways to tell it agree at "
-    "the lengths that a model was trained on. Which of them still work on inputs that are longer?"
-)
 _TESTED = 256  # problems at each length, fewer at long ones
 _TESTED_PLACES = 2**14  # places of all of them together, at most
-
-
-def _trained(
-    options: Positions, folder: RunFolder, progress: Any, executables: Any, *model: Any
-) -> dict[str, Any]:
-    """Return the finished cell of one model, training and testing it if it is not there."""
-    task, scheme, seed = model
-    key = f"{task}-{scheme}-seed{seed}"
-    if folder.has(key):
-        progress.skip(options.steps)
-    cell = folder.cell(key, lambda: _train(options, folder, progress, executables, key, *model))
-    folder.drop_checkpoints(key)
-    return cell
 
 
 def _ratios(options: Positions) -> list[int]:
@@ -233,7 +222,7 @@ def _look(
     return reader.observe(model, batch)
 
 
-def _results(options: Positions, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _results(options: Positions, done: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what results.json holds."""
     from experiments.data import tasks
 
@@ -241,12 +230,11 @@ def _results(options: Positions, cells: list[dict[str, Any]]) -> dict[str, Any]:
     accuracy: dict[str, dict[str, list[list[float]]]] = {}
     for task in options.tasks or ():
         rows = {scheme: [[] for _ in ratios] for scheme in options.schemes}
-        for cell in cells:
+        for cell in done:
             for test in cell["tested"] if cell["task"] == task else ():
                 rows[test["scheme"]][ratios.index(test["ratio"])].append(test["accuracy"])
         accuracy[task] = rows
     return {
-        "question": _QUESTION,
         "trained_length": options.length,
         "ratios": ratios,
         "accuracy": accuracy,
@@ -255,5 +243,158 @@ def _results(options: Positions, cells: list[dict[str, Any]]) -> dict[str, Any]:
             for task, rows in accuracy.items()
         },
         "chance": {task: tasks.CHANCE[task] for task in accuracy},
-        "models": cells,
+        "models": done,
     }
+
+
+_TASKS = {"max": "max retrieval", "copy": "copying", "reverse": "reversing", "sort": "sorting"}
+WORDS = {
+    "none": "no positions",
+    "log-n": "none, log-n logits",
+    "rotary-linear": "rotary, linear",
+    "rotary-ntk": "rotary, NTK",
+    "rotary-yarn": "rotary, YaRN",
+    "alibi": "ALiBi",
+    "t5": "T5 buckets",
+    "shaw": "Shaw",
+    "transformer-xl": "Transformer-XL",
+}
+# A model that is right this often at the trained length has learnt something to carry over.
+_LEARNT = 0.6
+
+
+def words(scheme: str) -> str:
+    """Return the words for a scheme."""
+    return WORDS.get(scheme, scheme)
+
+
+def build_report(results: report.Results, folder: Path) -> report.Report:
+    """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
+    settings, ratios, length = results["settings"], results["ratios"], results["trained_length"]
+    how = (
+        f"A causal Transformer of two layers, width 64 and four heads is trained for "
+        f"{settings['steps']:,} steps of {settings['batch_size']} lists of 1 to {length} symbols, "
+        "and tested on new lists of that length and longer ones. Right is the share of answered "
+        "symbols that are right, each given the right ones before it. The rotary variants are one "
+        "trained model, tested with a scaling."
+    )
+    panels, tables = [], []
+    for task, rows in results["accuracy"].items():
+        series = {
+            words(scheme): [
+                [(r, 100 * values[seed]) for r, values in zip(ratios, row, strict=True)]
+                for seed in range(len(row[0]))
+            ]
+            for scheme, row in rows.items()
+        }
+        panels.append((_TASKS[task], series))
+        tables.append(
+            report.Table(
+                f"{report.capital(_TASKS[task])}: right answers, by length "
+                f"(chance {100 * results['chance'][task]:.0f} %)",
+                ["scheme", *(f"{r} × {length}" for r in ratios)],
+                [
+                    [words(s), *(report.mean_sd(v, percent=True) for v in row)]
+                    for s, row in rows.items()
+                ],
+            )
+        )
+    drawn = report.picture(
+        folder, "accuracy", "curves", panels, x="test length / trained length", y="right, %",
+        log_x=True, markers=True, low_y=0, mark_y=(10.0, "chance"),
+        alt="Right answers with each scheme against test length; the numbers are in the tables "
+        "below.",
+        caption="Right answers against test length over trained length, mean and range over the "
+        "seeds.",
+    )  # fmt: skip
+    return report.Report(
+        title="Train short, test long: positions",
+        answer=[said for task in results["accuracy"] for said in _answer(results, task)],
+        warnings=report.diverged(
+            (f"{_TASKS[m['task']]} with {words(m['scheme'])}, seed {m['seed']},", m["diverged_at"])
+            for m in results["models"]
+        ),
+        sections=[
+            report.Section("Accuracy against length", [how], [drawn, *tables]),
+            report.Section(
+                "What the papers say",
+                [],
+                [report.claims((*row[:2], _ours(results, row[2])) for row in _PAPERS)],
+            ),
+        ],
+    )
+
+
+def learnt(results: report.Results, task: str) -> list[str]:
+    """Return the schemes that had learnt the task at the trained length."""
+    rows = results["mean_accuracy"][task]
+    return [scheme for scheme, row in rows.items() if row[0] >= _LEARNT]
+
+
+def kept(results: report.Results, task: str) -> dict[str, float]:
+    """Return the mean accuracy past the trained length of the schemes that learnt, best first."""
+    rows = results["mean_accuracy"][task]
+    means = {s: sum(rows[s][1:]) / max(len(rows[s]) - 1, 1) for s in learnt(results, task)}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def _answer(results: report.Results, task: str) -> list[str]:
+    rows, ratios, good = results["mean_accuracy"][task], results["ratios"], learnt(results, task)
+    if not good:
+        return [
+            f"No scheme has learnt {_TASKS[task]} in {results['settings']['steps']:,} steps "
+            f"(right at least {100 * _LEARNT:.0f} % at the trained length), so nothing can be "
+            "said of longer lists."
+        ]
+    said = []
+    if len(ratios) > 1:
+        means = report.listed(kept(results, task), ".0f", percent=True, words=words)
+        said.append(
+            f"{report.capital(_TASKS[task])}, right on average over {ratios[1]} to {ratios[-1]} "
+            f"times the trained length: {means}."
+        )
+    poor = {s: row[0] for s, row in rows.items() if s not in good}
+    if poor:
+        share = report.listed(poor, ".0f", percent=True, words=words)
+        said.append(f"{report.capital(_TASKS[task])} is not learnt in so few steps with {share}.")
+    return said
+
+
+def _ours(results: report.Results, schemes: Sequence[str]) -> str:
+    """Return what was measured of these schemes at the longest test, in words."""
+    parts = []
+    for task, rows in results["mean_accuracy"].items():
+        found = {s: rows[s][-1] for s in schemes if s in rows}
+        if found:
+            shares = report.listed(found, ".0f", percent=True, words=words)
+            parts.append(f"{_TASKS[task]} at {results['ratios'][-1]} times the length: {shares}")
+    return "; ".join(parts)
+
+
+_PAPERS = (
+    (
+        "Press et al. 2021, arXiv 2108.12409",
+        "ALiBi trained at 1,024 and tested at 2,048 equals sinusoidal trained at 2,048.",
+        ("alibi", "sinusoidal"),
+    ),
+    (
+        "Raffel et al. 2020, arXiv 1910.10683",
+        "32 buckets, log-spaced to distance 128; all farther ones share the last.",
+        ("t5",),
+    ),
+    (
+        "Su et al. 2021, arXiv 2104.09864",
+        "Rotary positions: 27.5 BLEU on WMT14 en-de against 27.3 with sinusoidal.",
+        ("rotary", "sinusoidal"),
+    ),
+    (
+        "Kazemnejad et al. 2023, arXiv 2305.19466",
+        "Decoder-only models generalise best to longer inputs with no position encoding.",
+        ("none", "alibi", "t5", "rotary"),
+    ),
+    (
+        "Nakanishi 2025, arXiv 2501.19399; Chiang and Cholak 2022, arXiv 2202.12172",
+        "Logits times log n keep the weights sharp on longer inputs.",
+        ("log-n", "none"),
+    ),
+)

@@ -1,15 +1,18 @@
 """At which learning rates attention still learns, and what widens the range."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
+from experiments.report import blocks as report
 
 # What each form is told; the last three are the second with one thing changed.
 FORMS = ("no scale", "1/√d", "clipping", "QK norm", "soft cap")
@@ -85,38 +88,24 @@ class Stability(StudyOptions):
         """Train each form at each learning rate and write the report."""
         from experiments.compiling import Executables
         from experiments.progress import Progress
-        from experiments.reports.stability import build
 
         models = list(
             itertools.product(self.forms, self.learning_rates or (), range(self.seeds or 1))
         )
         with RunFolder.open(self) as folder, Progress(len(models) * (self.steps or 0)) as progress:
             executables = Executables()
-            cells = [_trained(self, folder, progress, executables, *model) for model in models]
-            return folder.conclude(_results(self, cells), build)
+            done = []
+            for form, rate, seed in models:
+                key = f"form{FORMS.index(form)}-rate{rate:g}-seed{seed}"
+                given = self, folder, progress, executables, key, form, rate, seed
+                work = functools.partial(_train, *given)
+                done.append(trained_cell(folder, progress, key, self.steps or 1, work))
+            return folder.conclude(_results(self, done), build_report)
 
 
-_QUESTION = (
-    "A learning rate that is too high lets the logits of attention grow until the softmax is "
-    "frozen on single keys. How high may it be, and what do the right scale, clipping, normalised "
-    "queries and keys, and a cap on the logits each change?"
-)
 _WORDS = 64
 _WIDTH = 64
 _LOOKS = 15
-
-
-def _trained(
-    options: Stability, folder: RunFolder, progress: Any, executables: Any, *model: Any
-) -> dict[str, Any]:
-    """Return the finished cell of one model, training it if it is not there."""
-    form, rate, seed = model
-    key = f"form{FORMS.index(form)}-rate{rate:g}-seed{seed}"
-    if folder.has(key):
-        progress.skip(options.steps)
-    cell = folder.cell(key, lambda: _train(options, folder, progress, executables, key, *model))
-    folder.drop_checkpoints(key)
-    return cell
 
 
 def _train(
@@ -184,14 +173,14 @@ def _model(options: Stability, form: str, seed: int) -> Any:
     return Recall(_WORDS, _WIDTH, options.depth, scale, rngs=nnx.Rngs(seed), **told)
 
 
-def _results(options: Stability, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _results(options: Stability, done: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what results.json holds."""
     from experiments import curve_checks
 
-    found = curve_checks.trained_models({"study": options.study, "models": cells})
+    found = curve_checks.trained_models({"study": options.study, "models": done})
     models = [
         {**cell, "findings": list(curve_checks.examine(model).names)}
-        for cell, model in zip(cells, found, strict=True)
+        for cell, model in zip(done, found, strict=True)
     ]
     summary = {}
     for form in options.forms:
@@ -207,7 +196,6 @@ def _results(options: Stability, cells: list[dict[str, Any]]) -> dict[str, Any]:
             "learnt": [sum(map(_learnt, row)) for row in rows],
         }
     return {
-        "question": _QUESTION,
         "learning_rates": list(options.learning_rates or ()),
         "summary": summary,
         "models": models,
@@ -220,3 +208,190 @@ def _learnt(model: Mapping[str, Any]) -> bool:
     if model["diverged_at"] is not None or first is None or last is None:
         return False
     return last <= first / 2
+
+
+_BASE = "1/√d"  # what clipping, norm and cap are added to
+_BETTER = 1.1  # a loss lower by this factor counts as lower
+
+
+def build_report(results: report.Results, folder: Path) -> report.Report:
+    """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
+    settings = results["settings"]
+    how = (
+        f"Associative recall of {settings['pairs']} pairs with one attention layer of depth "
+        f"{settings['depth']}, {settings['steps']:,} steps of Adam with warm-up, batches of "
+        f"{settings['batch_size']}, the same problems for all. No gradient is clipped but in "
+        f"“clipping” (norm {settings['clip']:g}); “QK norm” is normalize_qk=True; “soft cap” "
+        f"bounds logits at {settings['cap']:g}. Each of the three is 1/√d with that one change. "
+        "Learnt is a held-out loss of half of what it was before training, or less."
+    )
+    rates = results["learning_rates"]
+    series = {
+        form: [
+            [(rate, values[seed]) for rate, values in zip(rates, row["valid_loss"], strict=True)]
+            for seed in range(settings["seeds"])
+        ]
+        for form, row in results["summary"].items()
+    }
+    words = "Held-out loss by learning rate"
+    sweep = report.picture(
+        folder, "sweep", "curves", [("", series)], x="learning rate", y="held-out loss, nats",
+        markers=True, log_x=True, log_y=True, alt=f"{words}; the numbers are in the table.",
+        caption=f"{words}.",
+    )  # fmt: skip
+    norms: Callable[[Any], Any] = lambda m: list(enumerate(m["gradient_norm"], 1))  # noqa: E731
+    steps = [
+        _steps(results, folder, "entropy", "Entropy of the attention / ln n"),
+        _steps(results, folder, "max_logit", "Largest logit", log=True),
+        _steps(results, folder, "gradient_norm", "Gradient norm", norms, log=True),
+    ]
+    return report.Report(
+        title="How high the learning rate may be",
+        answer=_answer(results),
+        warnings=report.diverged(
+            (f"{m['form']} at learning rate {m['learning_rate']:g}, seed {m['seed']},",
+             m["diverged_at"])
+            for m in results["models"]
+        ),
+        sections=[
+            report.Section("Over the learning rates", [how], [sweep, _table(results)]),
+            report.Section("Over the steps", [], steps),
+            report.Section("What the papers say", [], [_claims(results)]),
+        ],
+    )  # fmt: skip
+
+
+def _best(results: report.Results, form: str) -> tuple[float, float] | None:
+    """Return the lowest mean loss of a form and the learning rate that it has it at."""
+    rates, losses = results["learning_rates"], results["summary"][form]["valid_loss"]
+    ranked = [
+        (m, r) for r, v in zip(rates, losses, strict=True) if (m := report.mean(v)) is not None
+    ]
+    return min(ranked, default=None)
+
+
+def highest(results: report.Results, form: str) -> float | None:
+    """Return the highest learning rate at which all seeds of a form have learnt."""
+    learnt = zip(results["learning_rates"], results["summary"][form]["learnt"], strict=True)
+    return max((r for r, count in learnt if count == results["settings"]["seeds"]), default=None)
+
+
+def _answer(results: report.Results) -> list[str | None]:
+    forms, rates = list(results["summary"]), results["learning_rates"]
+    reached = {form: highest(results, form) for form in forms}
+    able = report.listed(reached, "g")
+    unable = report.joined(form for form in forms if reached[form] is None)
+    best = {form: b for form in forms if (b := _best(results, form)) is not None}
+    ranked = sorted(best.items(), key=lambda item: item[1])
+    lowest = report.joined(f"{form} {loss:.3g} (at {rate:g})" for form, (loss, rate) in ranked)
+    at = rates.index(max(rates))
+    ends = []
+    for form in forms:
+        entropy, logit = (
+            report.mean(results["summary"][form][n][at]) for n in ("entropy", "max_logit")
+        )
+        if entropy is not None and logit is not None:
+            ends.append(f"{form} {entropy:.2f} of ln n with logits up to {logit:.3g}")
+    return [
+        f"The highest learning rate of those tried at which it learns: {able}." if able else None,
+        f"At no learning rate it has learnt in {results['settings']['steps']:,} steps: {unable}."
+        if unable
+        else None,
+        f"Lowest held-out loss, best first: {lowest}." if lowest else None,
+        f"Entropy at the end of training at learning rate {rates[at]:g}: {report.joined(ends)}."
+        if ends
+        else None,
+    ]
+
+
+def _table(results: report.Results) -> report.Table:
+    rows = []
+    for form, summary in results["summary"].items():
+        for at, rate in enumerate(results["learning_rates"]):
+            own = [m for m in results["models"] if (m["form"], m["learning_rate"]) == (form, rate)]
+            stopped = [str(m["diverged_at"]) for m in own if m["diverged_at"] is not None]
+            findings = dict.fromkeys(name for m in own for name in m["findings"])
+            largest = [max(report.known(m["gradient_norm"]), default=None) for m in own]
+            rows.append(
+                [
+                    f"{form}, {rate:g}",
+                    report.mean_sd(summary["valid_loss"][at], 3),
+                    report.mean_sd(summary["accuracy"][at], percent=True),
+                    report.mean_sd(summary["entropy"][at], 2),
+                    report.mean_sd(summary["max_logit"][at]),
+                    report.mean_sd(largest, 2),
+                    report.joined(stopped) or "–",
+                    report.joined(findings) or "none",
+                ]
+            )
+    columns = [
+        "form, learning rate", "held-out loss", "right answers", "entropy / ln n",
+        "largest logit", "largest gradient norm", "diverged at step", "the doctor finds",
+    ]  # fmt: skip
+    return report.Table(f"After training ({report.seeds(results)})", columns, rows)
+
+
+def _steps(
+    results: report.Results,
+    folder: Path,
+    name: str,
+    words: str,
+    curve: Callable[[Any], Any] | None = None,
+    *,
+    log: bool = False,
+) -> report.Picture:
+    """Draw one quantity over the steps: a panel for each learning rate."""
+    panels = []
+    for rate in results["learning_rates"]:
+        own = [m for m in results["models"] if m["learning_rate"] == rate]
+        series = report.runs(own, "form", curve or (lambda m: report.observations(m, name)))
+        panels.append((f"learning rate {rate:g}", series))
+    return report.picture(
+        folder, name, "curves", panels, x="step", y=words, log_y=log,
+        alt=f"{words} over the steps, by learning rate.",
+        caption=f"{words} over the steps, mean and range over the seeds, by learning rate.",
+    )  # fmt: skip
+
+
+def _changed(results: report.Results, form: str) -> str:
+    """Return what a form changes beside 1/√d, in words; "" where either was not measured."""
+    if not {form, _BASE} <= results["summary"].keys():
+        return ""
+    own, other = _best(results, form), _best(results, _BASE)
+    if own is None or other is None:
+        return ""
+    ours, base = own[0], other[0]
+    verdict = (
+        "a lower loss" if ours * _BETTER < base
+        else "a higher loss" if ours > base * _BETTER
+        else "the same loss"
+    )  # fmt: skip
+    reach = [report.number(highest(results, f), "g").replace("–", "none") for f in (form, _BASE)]
+    return (
+        f"{form} has {verdict} at its best: {ours:.3g} against {base:.3g} with {_BASE}; highest "
+        f"learning rate that learns: {reach[0]} against {reach[1]}"
+    )
+
+
+def _claims(results: report.Results) -> report.Table:
+    models = results["models"]
+    collapsed = sum("entropy_collapse" in m["findings"] for m in models)
+    broken = sum(
+        "entropy_collapse" in m["findings"] and m["diverged_at"] is not None for m in models
+    )
+    return report.claims(
+        [
+            ("Zhai et al. 2023, arXiv 2303.06296",
+             "Entropy collapse precedes divergence.",
+             f"entropy collapses in {collapsed} of {len(models)} trainings; {broken} of these "
+             f"diverge, and {sum(m['diverged_at'] is not None for m in models)} of all"),
+            ("Henry et al. 2020, arXiv 2010.04245 (second-hand)",
+             "Normalised queries and keys with a learned scale: +0.93 BLEU on small data.",
+             _changed(results, "QK norm")),
+            ("Vaswani et al. 2017, arXiv 1706.03762, §3.2.1",
+             "Without the scale the softmax has extremely small gradients.",
+             _changed(results, "no scale")),
+            ("Clipping", "–", _changed(results, "clipping")),
+            ("A soft cap on the logits", "–", _changed(results, "soft cap")),
+        ]
+    )  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 
 from experiments import heads
 from experiments.__main__ import main
-from experiments.reports.prune import build
 from experiments.studies import prune
+from experiments.studies.prune import build_report
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
@@ -70,7 +70,7 @@ def test_the_study_trains_prunes_and_reports(tmp_path):
     # The same numbers, had it learnt to translate.
     for part, last in (("self", 45.0), ("cross", 20.0)):
         document["parts"][part]["bleu"] = {order: [[50.0], [last]] for order in prune.ORDERS}
-    said = " ".join(build(document, folder).answer)
+    said = " ".join(build_report(document, folder).answer)
     assert "0 go with at most 2 % of BLEU lost" in said
     assert "2 heads of self-attention cost 10 % of BLEU and 1 heads of attention to the" in said
     assert "source cost 60 % of BLEU; attention to the source bears it least" in said

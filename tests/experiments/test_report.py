@@ -62,9 +62,9 @@ def test_numbers_in_words():
     ]  # fmt: skip
 
 
-def page_of(tmp_path, **fields):
-    whole = {"title": "T", "question": "Q?", "answer": ["A."], "sections": []} | fields
-    return write_report(tmp_path, Report(**whole), RESULTS).read_text()
+def page_of(tmp_path, question="Q?", **fields):
+    whole = {"title": "T", "answer": ["A."], "sections": []} | fields
+    return write_report(tmp_path, Report(**whole), RESULTS | {"question": question}).read_text()
 
 
 def test_text_from_outside_is_escaped(tmp_path):
