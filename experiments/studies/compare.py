@@ -153,7 +153,7 @@ class Compare(StudyOptions):
         from experiments.compiling import Executables
         from experiments.data.text_batches import TextBatches
         from experiments.progress import Progress
-        from experiments.reports.compare import build_report
+        from experiments.studies.compare_report import build_report
         from experiments.translation import train_and_score
 
         # The data comes first: if it cannot be used, no folder is made.

@@ -118,7 +118,7 @@ class Long(StudyOptions):
         """Check and time all of them, train the small models and write the report."""
         from experiments.compiling import Executables
         from experiments.progress import Progress
-        from experiments.reports.long import build_report
+        from experiments.studies.long_report import build_report
 
         lengths = sorted(set(self.lengths or ()))
         models = [

@@ -22,7 +22,7 @@ from experiments.report.blocks import (
     memory,
 )
 from experiments.report.page import write_report
-from experiments.reports.compare_words import costs_in_words
+from experiments.studies.compare_report import costs_in_words
 
 RESULTS = {
     "study": "compare",

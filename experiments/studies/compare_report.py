@@ -9,13 +9,6 @@ import numpy as np
 from experiments.report import blocks as report
 from experiments.report.look import drawable
 from experiments.report.published import LUONG, LUONG_ERROR, VASWANI, bahdanau, britz, luong
-from experiments.reports.compare_words import (
-    costs_in_words,
-    data_in_words,
-    lengths_in_words,
-    model_in_words,
-    span,
-)
 
 
 def build_report(results: report.Results, folder: Path) -> report.Report:
@@ -60,13 +53,13 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
                     f"{settings['layers']} + {settings['layers']} layers, width "
                     f"{settings['features']}, {settings['heads']} heads of depth {depth}, "
                     f"{settings['steps']:,} steps of {settings['batch_size']} sentences. "
-                    + model_in_words(settings),
+                    + _model_in_words(settings),
                 ],
                 [_quality(results), britz(ours), bahdanau(), luong()],
             ),
             report.Section(
                 "By length",
-                [lengths_in_words(data)],
+                [_lengths_in_words(data)],
                 [
                     _bleu_picture(results, folder),
                     _by_length(results, "bleu", f"BLEU by {_unit(results)} in the source"),
@@ -74,30 +67,14 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
                 ],
             ),
             report.Section("Attention to the source", *_attention(results, folder)),
-            report.Section(
-                "How it learns",
-                [
-                    "Cross-entropy a target token, in training and on held-out sentences; and the "
-                    "mean entropy of the attention to the source, over the logarithm of the number "
-                    "of source tokens."
-                ],
-                _learning_pictures(results, folder),
-            ),
-            report.Section(
-                "What it costs",
-                [
-                    "Step time is the median over all training steps, compiling apart. Temporaries "
-                    "are what the compiled step needs beside parameters and batch, by XLA's memory "
-                    "analysis, at the largest shape of batch."
-                ],
-                [_cost(results)],
-            ),
+            report.Section("How it learns", [_LEARNING], _learning_pictures(results, folder)),
+            report.Section("What it costs", [_COSTS], [_cost(results)]),
             report.Section(
                 "Translations",
                 ["The first test sentence of each range of lengths, by the models of seed 0."],
                 _translations(results),
             ),
-            report.Section("Data", [data["provenance"], data_in_words(data)]),
+            report.Section("Data", [data["provenance"], _data_in_words(data)]),
         ],
     )
 
@@ -105,6 +82,15 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
 _HASTY = (
     "The quick preset stops long before the models have learnt to translate: it shows that all of "
     "this runs, not how the models compare."
+)
+_LEARNING = (
+    "Cross-entropy a target token, in training and on held-out sentences; and the mean entropy of "
+    "the attention to the source, over the logarithm of the number of source tokens."
+)
+_COSTS = (
+    "Step time is the median over all training steps, compiling apart. Temporaries are what the "
+    "compiled step needs beside parameters and batch, by XLA's memory analysis, at the largest "
+    "shape of batch."
 )
 
 
@@ -119,7 +105,6 @@ def _list(results: report.Results, name: str, form: str = ".1f", best: Any = Non
 
 
 def _has_longer(results: report.Results) -> bool:
-    """Return whether scores of up to 20 words differ from those of all sentences."""
     return results["data"]["lengths"]["test"][1] > 20
 
 
@@ -136,23 +121,19 @@ def _by_lengths(results: report.Results) -> list[str]:
         return {s: report.mean(row["by_length"][at]["bleu"]) for s, row in summary.items()}
 
     first, last = bleu(inside[0]), bleu(inside[-1])
-    if len(inside) > 1 and report.known([first["none"], last["none"]]) == [
-        first["none"],
-        last["none"],
-    ]:
+    if len(inside) > 1 and len(report.known([first["none"], last["none"]])) == 2:
         changes = {s: (a, last[s]) for s, a in first.items() if report.known([a, last[s]])[1:]}
         none = changes.pop("none")
-        rest = report.joined(
-            f"{report.label(s)} from {a:.0f} to {b:.0f}" for s, (a, b) in changes.items()
-        )
-        short, long = span(buckets[inside[0]]), span(buckets[inside[-1]])
+        ends = (f"{report.label(s)} from {a:.0f} to {b:.0f}" for s, (a, b) in changes.items())
+        rest = report.joined(ends)
+        short, long = _span(buckets[inside[0]]), _span(buckets[inside[-1]])
         said.append(
             f"Without attention BLEU goes from {none[0]:.0f} at {short} {_unit(results)} to "
             f"{none[1]:.0f} at {long}; with it, {rest}."
         )
     if len(inside) < len(buckets):
         said.append(
-            f"At {span(buckets[-1])} {_unit(results)}, beyond the {trained} of training, BLEU is "
+            f"At {_span(buckets[-1])} {_unit(results)}, beyond the {trained} of training, BLEU is "
             f"{report.listed(bleu(len(buckets) - 1), '.0f', words=report.label)}."
         )
     return said
@@ -212,13 +193,13 @@ def _by_length(results: report.Results, metric: str, caption: str, digits: int =
     ]
     if not whole:
         rows.append(["sentences", *(str(bucket["sentences"]) for bucket in first)])
-    columns = ["attention", *whole, *map(span, first)]
+    columns = ["attention", *whole, *map(_span, first)]
     return report.Table(f"{caption} ({report.seeds(results)})", columns, rows)
 
 
 def _bleu_picture(results: report.Results, folder: Path) -> report.Picture:
     summary = results["summary"]
-    groups = [span(b) for b in next(iter(summary.values()))["by_length"]]
+    groups = [_span(b) for b in next(iter(summary.values()))["by_length"]]
     return report.picture(
         folder, "bleu_by_length", "bars", groups,
         {s: [b["bleu"] for b in row["by_length"]] for s, row in summary.items()},
@@ -238,10 +219,8 @@ def _learning_pictures(results: report.Results, folder: Path) -> list[report.Blo
 
     def ends(series: report.Results) -> str:
         last = {n: own[0][-1][1] for n, own in series.items() if own and own[0]}
-        return ", ".join(
-            f"{report.label(n)} {report.number(v, '.2f') if report.known([v]) else 'diverged'}"
-            for n, v in last.items()
-        )
+        words = {n: report.number(v, ".2f").replace("–", "diverged") for n, v in last.items()}
+        return ", ".join(f"{report.label(n)} {word}" for n, word in words.items())
 
     loss = report.picture(
         folder, "loss", "curves", [("Training", training), ("Held out", held_out)], x="step",
@@ -264,7 +243,6 @@ def _learning_pictures(results: report.Results, folder: Path) -> list[report.Blo
 
 
 def _attention(results: report.Results, folder: Path) -> tuple[list[str], list[report.Block]]:
-    """Return the text and the blocks on where the models of seed 0 attend to."""
     said = [
         "Rows are the target words, columns the source words; each row is the step that predicts "
         "its word and sums to 1, the mean over layers and heads. The decoder was given the "
@@ -302,7 +280,6 @@ def _attention(results: report.Results, folder: Path) -> tuple[list[str], list[r
 
 
 def _strongest(weights: np.ndarray, example: report.Results) -> str:
-    """Return the source word of the largest weight of each target word, as text."""
     if not np.isfinite(weights).all():
         return "diverged"
     links = zip(example["target"], weights.argmax(1), strict=True)
@@ -310,19 +287,18 @@ def _strongest(weights: np.ndarray, example: report.Results) -> str:
 
 
 def _cost(results: report.Results) -> report.Table:
-    rows = []
-    for score, row in results["summary"].items():
-        own = [m for m in results["models"] if m["score"] == score]
-        rows.append(
-            [
-                report.label(score),
-                report.mean_sd(row["step_milliseconds"]),
-                report.memory(max(report.known(row["temporaries"]), default=None)),
-                report.mean_sd([m["train"]["compile_seconds"] for m in own]),
-                report.duration(report.mean(m["seconds"]["training"] for m in own)),
-                report.mean_sd([m["seconds"]["scoring"] for m in own]),
-            ]
-        )
+    of = report.runs(results["models"], "score", lambda model: model)
+    rows = [
+        [
+            report.label(score),
+            report.mean_sd(row["step_milliseconds"]),
+            report.memory(max(report.known(row["temporaries"]), default=None)),
+            report.mean_sd([m["train"]["compile_seconds"] for m in of[score]]),
+            report.duration(report.mean(m["seconds"]["training"] for m in of[score])),
+            report.mean_sd([m["seconds"]["scoring"] for m in of[score]]),
+        ]
+        for score, row in results["summary"].items()
+    ]
     return report.Table(
         f"Cost of a model ({report.seeds(results)})",
         ["attention", "step, ms", "temporaries", "compiling, s", "training", "translating, s"],
@@ -336,11 +312,88 @@ def _translations(results: report.Results) -> list[report.Table]:
     tables = []
     for i, example in enumerate(first[0]["test"]["translations"] if first else ()):
         rows = [["source", example["source"]], ["reference", example["reference"]]]
-        rows += [
-            [report.label(m["score"]), m["test"]["translations"][i]["translation"] or "(nothing)"]
-            for m in first
-        ]
-        tables.append(
-            report.Table(f"{example['words']} {_unit(results)}", ["", "text"], rows, prose=True)
-        )
+        own = ((report.label(m["score"]), m["test"]["translations"][i]) for m in first)
+        rows += [[name, said["translation"] or "(nothing)"] for name, said in own]
+        title = f"{example['words']} {_unit(results)}"
+        tables.append(report.Table(title, ["", "text"], rows, prose=True))
     return tables
+
+
+_NOISE = 0.1  # by which the medians of two timings of one thing may differ on a shared machine
+
+
+def _span(bucket: report.Results) -> str:
+    low, high = bucket["low"], bucket["high"]
+    return str(low) if low >= high else f"{low}–{high}"
+
+
+def costs_in_words(results: report.Results) -> str | None:
+    """Return the step times as ratios, those within the noise of 1 apart from the others."""
+    own = results["summary"].get("scaled_dot", {}).get("step_milliseconds", [])
+    apart: dict[str, float | None] = {}
+    alike = []
+    for score, row in results["summary"].items():
+        times = zip(row["step_milliseconds"], own, strict=False)
+        ratios = report.known(t / b for t, b in times if t and b)
+        if score == "scaled_dot" or not ratios:
+            continue
+        noise = 2 * statistics.stdev(ratios) if len(ratios) > 1 else _NOISE
+        if abs(statistics.fmean(ratios) - 1) > noise:
+            apart[score] = statistics.fmean(ratios)
+        else:
+            alike.append(report.label(score))
+    if not apart and not alike:
+        return None
+    said = f"A training step takes {report.number(report.mean(own), '.0f')} ms with the scaled dot"
+    if apart:
+        said += f"; as a multiple of that: {report.listed(apart, '.2f', words=report.label)}"
+    if alike:
+        limit = (
+            f"{_NOISE:.0%} of it, which one seed cannot tell from noise"
+            if results["settings"]["seeds"] == 1
+            else "twice the spread over seeds of it"
+        )
+        said += f"; within {limit}: {report.joined(alike)}"
+    return f"{said}."
+
+
+def _model_in_words(settings: report.Results) -> str:
+    if settings["model"] == "gru":
+        near = " near a predicted position (local-p)" if settings["location"] == "local-p" else ""
+        return (
+            "Encoder and decoder are recurrent (GRU). Additive attention comes before the "
+            f"decoder's step, as Bahdanau's, every other one after it, as Luong's{near}."
+        )
+    if settings["vary"] == "cross":
+        return (
+            "Self-attention is the scaled dot product in all of them: only the attention to the "
+            "source differs."
+        )
+    return (
+        "Self-attention has the model's own score too (the scaled dot product where there is no "
+        "attention to the source)."
+    )
+
+
+def _lengths_in_words(data: report.Results) -> str:
+    trained, tested = data["longest_trained"], data["lengths"]["test"][1]
+    said = f"{report.capital(data['length_unit'])} of the source sentence, marks included. "
+    if tested > trained:
+        return f"{said}Training had none longer than {trained}: what lies beyond is extrapolation."
+    return f"{said}No test sentence is longer than the {trained} of training."
+
+
+def _data_in_words(data: report.Results) -> str:
+    used = {
+        split: f"{data['sentences'][split]:,} of {_span({'low': low, 'high': high})} "
+        + data["length_unit"]
+        for split, (low, high) in data["lengths"].items()
+    }
+    out = data["left_out_as_too_long"]
+    left = report.joined(f"{n:,} of {split}" for split, n in out.items() if n)
+    return (
+        f"Sentences used: {used['train']} to train on, {used['valid']} to observe, {used['test']} "
+        f"to test. Tokens are {data['unit']}s: {data['vocabulary']['source']:,} source and "
+        f"{data['vocabulary']['target']:,} target ones, four special ones included."
+        + (f" Left out before that as too long: {left}." if left else "")
+    )
