@@ -11,11 +11,11 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow
+from attention_jax.kernels.block_loops import block_start
 from attention_jax.kernels.heads import join_head_axes, over_heads
 from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request
-from attention_jax.kernels.walk import block_start
 
 
 def head_similarity(request: Request, lse: Array, visible: Array) -> Array:

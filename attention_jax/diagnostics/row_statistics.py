@@ -16,11 +16,11 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow, weigh_values
+from attention_jax.kernels.block_loops import block_start
 from attention_jax.kernels.once import tiling_or_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.traced import trace_user_code
-from attention_jax.kernels.walk import block_start
 from attention_jax.masks.mask import Mask
 
 # Running sums over the keys of a row, by name, with e = exp(x - top): `total` Σ e, `square` Σ e²,

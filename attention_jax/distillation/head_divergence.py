@@ -30,10 +30,10 @@ from attention_jax.kernels.block import (
     raw_logits,
     visible_pairs,
 )
+from attention_jax.kernels.block_loops import block_start, sweep
 from attention_jax.kernels.heads import over_heads
 from attention_jax.kernels.once import is_once, walk_or_once
 from attention_jax.kernels.problem import Problem, Static
-from attention_jax.kernels.walk import block_start, sweep
 
 
 class Facts(NamedTuple):

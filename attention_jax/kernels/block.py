@@ -12,8 +12,8 @@ from attention_jax._core.numerics import NEG_INF, matmul
 from attention_jax._core.products import weighted_sum
 from attention_jax._core.term import Sides, without_hidden
 from attention_jax.dropout import keep
+from attention_jax.kernels.block_loops import block_start
 from attention_jax.kernels.problem import Problem, Static, part
-from attention_jax.kernels.walk import block_start
 from attention_jax.masks.mask import View, spread
 
 

@@ -17,12 +17,12 @@ from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, widen_low
 from attention_jax.kernels.block import cut, dtypes_of, narrow
-from attention_jax.kernels.online import Online, Rows, close, start, statistics_of, update
+from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.online_softmax import Online, Rows, close, start, statistics_of, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
 from attention_jax.kernels.traced import trace_user_code
-from attention_jax.kernels.walk import block_start, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 

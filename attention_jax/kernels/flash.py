@@ -42,12 +42,12 @@ from attention_jax.kernels.block import (
     visible_pairs,
     weights_times,
 )
-from attention_jax.kernels.online import Online, Rows, close, start, statistics_of, update
+from attention_jax.kernels.block_loops import block_start, sweep, walk
+from attention_jax.kernels.online_softmax import Online, Rows, close, start, statistics_of, update
 from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
 from attention_jax.kernels.traced import trace_user_code
-from attention_jax.kernels.walk import block_start, sweep, walk
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 

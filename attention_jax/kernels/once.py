@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout
+from attention_jax.kernels.block_loops import walk
 from attention_jax.kernels.request import Request
 from attention_jax.kernels.tiling import Tiling, tiling
-from attention_jax.kernels.walk import walk
 from attention_jax.masks.block_map import FULL
 
 # Pairs of a head up to which heads are vectorised wherever they run: a loop would cost more.

@@ -20,8 +20,8 @@ from attention_jax._core.mapping import head_axes, merge_axes
 from attention_jax._core.numerics import NEG_INF, arange
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
+from attention_jax.kernels.block_order import join_kinds
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.visits import join_kinds
 from attention_jax.masks.block_map import FULL, PARTIAL, kinds_of, verdict
 from attention_jax.masks.mask import Lengths, Mask, View, spread
 from attention_jax.scores.score import Sum

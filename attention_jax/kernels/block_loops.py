@@ -20,7 +20,7 @@ import numpy as np
 from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import vary_as
-from attention_jax.kernels.visits import in_columns, in_parts, one_kind
+from attention_jax.kernels.block_order import in_columns, in_parts, one_kind
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 

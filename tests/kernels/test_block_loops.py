@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.kernels.visits import in_columns, in_parts
+from attention_jax.kernels.block_order import in_columns, in_parts
 from attention_jax.masks.block_map import SKIPPED
 
 

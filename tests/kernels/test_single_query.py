@@ -11,7 +11,8 @@ import pytest
 import attention_jax as aj
 from attention_jax.attend import make_request
 from attention_jax.cache import KVCache
-from attention_jax.kernels import dense, row
+from attention_jax.kernels import dense
+from attention_jax.kernels import single_query as row
 
 pytestmark = pytest.mark.thorough
 
