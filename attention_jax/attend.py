@@ -79,8 +79,9 @@ def attend(
         key_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default.
         dropout_rate: share of weights that are dropped, in [0, 1); the rest grow by 1 / (1 - rate).
         dropout_key: a PRNG key, needed with a rate above 0.
-        implementation: "dense", "blockwise", "flash", a sequence of names to try in order, or None
-            to let the plan pick. A named one is used or refused, never replaced.
+        implementation: "dense", "blockwise", "flash", "short", "single_query", "cudnn", "splash", a
+            sequence of names to try in order, or None to let the plan choose. A named kernel
+            computes the call or refuses it; no other replaces it.
         block_size: size of a block, an int or a pair (query, key); not for "dense".
         precision: of the matrix products, as in `jax.default_matmul_precision`.
 

@@ -13,7 +13,15 @@ import jax
 import numpy as np
 
 from attention_jax._core.numerics import is_concrete, stats_dtype
-from attention_jax.kernels import blockwise, cudnn, dense, flash, splash
+from attention_jax.kernels import (
+    blockwise,
+    cudnn,
+    dense,
+    flash,
+    short,
+    single_query,
+    splash,
+)
 from attention_jax.kernels.problem import whole_blocks
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import tiling
@@ -33,8 +41,17 @@ class Kernel(Protocol):
 
 
 KERNELS: Mapping[str, Any] = MappingProxyType(
-    {"dense": dense, "blockwise": blockwise, "flash": flash, "cudnn": cudnn, "splash": splash}
+    {
+        "dense": dense,
+        "blockwise": blockwise,
+        "flash": flash,
+        "short": short,
+        "single_query": single_query,
+        "cudnn": cudnn,
+        "splash": splash,
+    }
 )
+WHOLE_PLANE = frozenset({"dense", "short", "single_query"})  # all pairs of all heads in one block
 # Each runs on one platform alone, where it comes first.
 VENDORS: Mapping[str, str] = MappingProxyType({"gpu": "cudnn", "tpu": "splash"})
 
@@ -158,7 +175,9 @@ def _preferred(request: Request) -> tuple[str, ...]:
     vendor = VENDORS.get(jax.default_backend())
     if vendor is not None:
         return (vendor, "flash", "dense")
-    return ("dense", "flash") if _is_small(request) else ("flash", "dense")
+    if _is_small(request):
+        return ("single_query", "dense", "flash")
+    return ("short", "flash", "dense")
 
 
 def _is_small(request: Request) -> bool:
@@ -180,14 +199,21 @@ def _why_others(request: Request, chosen: Choice) -> dict[str, str]:
 
 
 def _why_worse(name: str, chosen: str, request: Request) -> str:
-    if chosen in VENDORS.values():
-        return f"it could, but {chosen!r} is this device's own kernel"
-    if name == "blockwise":
-        return f"it could, but {chosen!r} does the same and its gradient is faster"
+    """Why the plan prefers `chosen` to a kernel that could compute the request, too."""
     pairs = f"{request.layout.T} × {request.layout.S} pairs"
-    if name == "dense":
-        return f"it could, but {chosen!r} is faster for {pairs} and never holds them all"
-    return f"it could, but so few as {pairs} are faster in one block"
+    if chosen in VENDORS.values():
+        why = f"{chosen!r} is this device's own kernel"
+    elif chosen == "single_query":
+        why = f"{chosen!r} does not copy keys and values"
+    elif chosen == "short":
+        why = f"{chosen!r} is one fused computation for {pairs}"
+    elif chosen == "dense":
+        why = f"so few as {pairs} are faster in one block without recomputation"
+    elif name == "blockwise":
+        why = f"{chosen!r} does the same and its gradient is faster"
+    else:
+        why = f"{chosen!r} is faster for {pairs} and never holds them all"
+    return f"it could, but {why}"
 
 
 def make_plan(request: Request, implementation: str | Sequence[str] | None) -> Plan:
@@ -197,13 +223,13 @@ def make_plan(request: Request, implementation: str | Sequence[str] | None) -> P
     reasons = _why_others(request, choice) if implementation is None else choice.reasons
     layout = request.layout
     block, loop = tiling(request)
-    if name == "dense":
+    if whole := name in WHOLE_PLANE:
         block, loop = (max(layout.T, 1), max(layout.S, 1)), False
     elif name in VENDORS.values():
         loop = True  # nothing of a block's size leaves the chip
     kinds = _kinds(request, block)
     known = isinstance(kinds, np.ndarray)
-    area = block[0] * block[1] if name != "dense" else layout.T * layout.S
+    area = layout.T * layout.S if whole else block[0] * block[1]
     heads = int(np.prod((*layout.batch, layout.N), dtype=np.int64))
     share = float((kinds != SKIPPED).mean()) if known and kinds.size else 1.0
     pairs = heads * layout.T * layout.S * share

@@ -5,6 +5,7 @@ from functools import partial
 import flax.linen
 import flax.nnx
 import jax
+import jax.numpy as jnp
 import pytest
 
 import attention_jax as aj
@@ -14,15 +15,37 @@ EVERYTHING = set(aj.testing.FEATURES) - {"scale"}  # attend has a score in its p
 # For a further block size of the same kernel, larger than the lengths.
 BLOCKS = {"mask", "lengths", "grouped_heads", "value_depth", "gradients", "dropout"}
 
+# Nothing but values, and derivatives of any order.
+PLAIN = {
+    "lengths", "grouped_heads", "value_depth", "no_batch", "no_keys", "gradients", "forward_mode",
+    "second_order", "vmap", "eager", "float16", "bfloat16", "mixed_dtypes",
+}  # fmt: skip
+# A mask object goes by the query's index, which a call with one query does not have.
+ONE_BY_ONE = EVERYTHING - {"bias", "bias_gradient", "minus_infinity", "masks", "positions"}
+ONE_BY_ONE = ONE_BY_ONE - {"scores", "dropout"}
+
 # Rows that take long for what they add to the others here.
-THOROUGH = {"blockwise, 3", "flash, (4, 5)"}
+THOROUGH = {"blockwise, 3", "flash, (4, 5)", "single_query"}
 ROWS = {
     "dense": ("dense", None, EVERYTHING),
     "blockwise, 3": ("blockwise", 3, EVERYTHING),
     "blockwise, 16": ("blockwise", 16, BLOCKS),
     "flash, (4, 5)": ("flash", (4, 5), EVERYTHING),
     "flash, 16": ("flash", 16, BLOCKS),
+    "short": ("short", None, PLAIN),
+    "single_query": ("single_query", None, ONE_BY_ONE),
 }
+
+
+def one_by_one(query, key, value, mask=None, **options):
+    """Every query by a call of its own."""
+    rows = []
+    for t in range(query.shape[-3]):
+        part = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., t, :]
+        part = part[..., None, :] if part is not None and part is not mask else part
+        rows.append(aj.attend(query[..., t : t + 1, :, :], key, value, mask=part, **options))
+    empty = jnp.zeros((*query.shape[:-3], 0, query.shape[-2], value.shape[-1]), query.dtype)
+    return jnp.concatenate([empty, *rows], axis=-3)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +54,8 @@ ROWS = {
 )
 def test_our_implementations(row):
     implementation, block_size, supports = ROWS[row]
-    f = partial(aj.attend, implementation=implementation, block_size=block_size)
+    attend = one_by_one if implementation == "single_query" else aj.attend
+    f = partial(attend, implementation=implementation, block_size=block_size)
     aj.testing.check_attention(f, supports, scores=aj.scores, masks=aj.masks)
 
 

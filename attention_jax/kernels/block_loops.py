@@ -1,12 +1,13 @@
-"""The walk over the plane that the block kernels share.
+"""Loops over the blocks of the [T, S] plane.
 
-Outside go the query blocks, one after another; inside, the key blocks that each of them visits. The
-state of a query block lives only inside, and the finished rows are what the outer loop collects: no
-loop carries anything of length T, so a visit costs its own block and nothing else, forward and
-transposed.
+`walk` loops over query blocks and, inside, over the key blocks that each of them visits. The inner
+loop carries the state of one query block, the outer loop collects finished rows: no loop carries
+anything of length T, so a visit costs its own block and nothing else, forward and transposed.
+`sweep` sums contributions that are linear, in one loop over all visited blocks. A plane of a single
+block takes no loop.
 
-Both loops' bodies are under `jax.checkpoint`. Differentiated, the outer loop saves nothing of a
-block and the inner one no more than the running states of a single query block.
+The bodies are under `jax.checkpoint`. Differentiated, the outer loop saves nothing of a block and
+the inner one only the running states of a single query block.
 """
 
 import functools
@@ -35,7 +36,7 @@ def walk(
     *,
     parted: bool = False,
 ) -> Any:
-    """Visits the blocks of one head's plane.
+    """Visits the blocks of one head's plane, query block by query block.
 
     Args:
         length: T, the number of rows.
@@ -54,6 +55,14 @@ def walk(
     Returns:
         The results of all query blocks put together, leaves `[T, ...]`.
     """
+    if kinds.shape == (1, 1):
+        zero = jnp.int32(0)
+
+        def whole(fetched: Any) -> Any:
+            return close(zero, visit(start(zero), fetched, zero, _look_into(kinds)))
+
+        # what a single row saves is no larger than the key
+        return (whole if size == 1 else jax.checkpoint(whole))(fetch(zero, zero))
 
     def query_block(present: tuple[int, ...], xs: tuple[Array, Array, Array]) -> Any:
         i, columns, kinds = xs
@@ -115,13 +124,16 @@ def sweep(
     Returns:
         The sums, leaves `[T, ...]`.
     """
+    zero = jnp.int32(0)
+    if kinds.shape == (1, 1):
+        whole = jax.checkpoint(lambda fetched: contribute(fetched, _look_into(kinds)))
+        return jax.tree.map(jnp.add, sums, whole(fetch(zero, zero)))
     size = block[0]
 
     def nothing(fetched: Any) -> Any:
         zeros = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), sums)
         return vary_as(zeros, (fetched, kinds))
 
-    zero = jnp.int32(0)
     sums = vary_as(sums, (fetch(zero, zero), kinds))
 
     def loop(sums: Any, present: tuple[int, ...], i: Any, j: Any, kind: Any) -> Any:
@@ -192,6 +204,11 @@ def _by_kind(
     kind = one_kind(kind)
     index = sum((kind > least).astype(jnp.int32) for least in present[:-1])
     return jax.lax.switch(index, [branch(kind) for kind in present], *operands)
+
+
+def _look_into(kinds: Any) -> bool:
+    """Whether a single block is partial; one whose kind is traced is treated as such."""
+    return not (isinstance(kinds, np.ndarray) and kinds[0, 0] == FULL)
 
 
 def block_start(index: Any, size: int, length: int) -> Any:

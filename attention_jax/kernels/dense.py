@@ -1,9 +1,9 @@
-"""Dense attention: the readable truth.
+"""Dense attention: the reference implementation.
 
     out = softmax(score(q, k) + bias, where mask) · v
 
-One block, the whole plane: O(T·S) memory, no tiling, no cleverness. Every other kernel is compared
-with this one, and this one with the float64 reference.
+One block, the whole plane: O(T·S) memory, no tiling. Every other kernel is tested against this one,
+and this one against the float64 reference.
 """
 
 import jax
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products
-from attention_jax.kernels import single_query as row
 from attention_jax.kernels.block import block_logits, entropy_of, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
@@ -30,12 +29,6 @@ def why_not(request: Request) -> str | None:
 
 def run(request: Request) -> Result:
     """Computes the request."""
-    if row.fits(request):
-        return row.run(_whole, request)
-    return _whole(request)
-
-
-def _whole(request: Request) -> Result:
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)
 
@@ -52,7 +45,7 @@ def _whole(request: Request) -> Result:
 
 
 def weights(request: Request) -> Array:
-    """The weights themselves, `[*B, N, T, S]`, with the query's dtype, before dropout."""
+    """The weights before dropout, `[*B, N, T, S]`, with the query's dtype."""
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)
 

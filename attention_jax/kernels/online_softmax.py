@@ -9,17 +9,32 @@ References:
     Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 1.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import is_explicit
-from attention_jax._core.numerics import NEG_INF, lowest, widen_low
+from attention_jax._core.mapping import map_leading
+from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax._core.term import Sides
-from attention_jax.kernels.block import block_logits, first_at, narrow, raw_logits, weigh_values
-from attention_jax.kernels.problem import Problem, Static
+from attention_jax.kernels.block import (
+    block_logits,
+    cut,
+    dtypes_of,
+    first_at,
+    narrow,
+    raw_logits,
+    weigh_values,
+)
+from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
+from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import Tiling
+from attention_jax.kernels.traced import trace_user_code
 
 
 class Online(NamedTuple):
@@ -54,6 +69,68 @@ class Rows(NamedTuple):
     first: Array
     top: Array
     log_total: Array
+
+
+def attend_heads(request: Request, tiling: Tiling, attend_head: Callable[..., Rows]) -> Result:
+    """Computes a request head by head, or vectorised over heads.
+
+    Args:
+        request: the request.
+        tiling: block size, and whether heads are looped over.
+        attend_head: `attend_head(head, dtypes, facts, block, kinds)`, as the function below.
+    """
+    with precision_of_products(request.precision):
+        block, loop = tiling
+        problem, facts = lower(request, merge=loop)
+        kinds = block_kinds(problem, facts, block, loop=loop)
+        known = isinstance(kinds, np.ndarray)
+        problem = trace_user_code(problem, facts, block)
+        dtypes = dtypes_of(problem)
+
+        def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
+            head, traced = parts
+            rows = attend_head(head, dtypes, facts, block, kinds if known else traced)
+            return rows.out, *(statistics_of(head, dtypes, rows) if facts.statistics else ())
+
+        parts = (problem, None if known else kinds)
+        return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
+
+
+def attend_head(
+    head: Problem,
+    dtypes: Problem,
+    facts: Static,
+    block: tuple[int, int],
+    kinds: Any,
+    *,
+    parted: bool = False,
+) -> Rows:
+    """The rows of one head of one example.
+
+    Args:
+        head: the problem without leading axes.
+        dtypes: the dtypes of its leaves, to which blocks are cast.
+        facts: its static facts.
+        block: (query, key) size of a block.
+        kinds: int8 `[nT, nS]`, the kinds of blocks.
+        parted: see `walk`.
+    """
+    layout = facts.layout
+
+    def begin(i: Array) -> Online:
+        return start(block[0], layout.V, facts.accumulator)
+
+    def fetch(i: Array, j: Array) -> Problem:
+        return narrow(cut(head, facts, block, i, j), dtypes)
+
+    def visit(state: Online, fetched: Problem, j: Array, partial: bool) -> Online:
+        at = block_start(j, block[1], layout.S)
+        return update(state, fetched, facts, at, partial=partial)
+
+    def end(i: Array, state: Online) -> Rows:
+        return close(state)
+
+    return walk(layout.T, block[0], kinds, begin, fetch, visit, end, parted=parted)
 
 
 def start(rows: int, depth: int, dtype: Any) -> Online:

@@ -1,14 +1,15 @@
-"""Short sequences without a mask on a CPU: all heads at once, in the form that XLA fuses.
+"""Attention of short sequences without a mask on a CPU: all heads at once, in a form XLA fuses.
 
     out = exp(x - max x) · v / Σ exp(x - max x),   x = q kᵀ
 
-Of this and nothing more XLA's CPU compiler makes one kernel, products included, that never writes
-the planes to memory: at T = S = 256 it takes 0.4 of the time of a loop over heads. A mask, a bias
-or another result beside `out` breaks the fusion, and from 512 on so does the cache.
+XLA's CPU compiler makes one kernel of this, products included, that never writes the planes to
+memory: at T = S = 256 it takes 0.4 of the time of a loop over heads. A mask, a bias or another
+result beside `out` prevents the fusion; from lengths of 512 on the planes leave the cache.
+
+Derivatives are those of the online softmax with recomputation (`softmax_tangent`): they need the
+log-sum-exp of each row.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,39 +18,44 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products
+from attention_jax.kernels import softmax_tangent, tiling
 from attention_jax.kernels.block import raw_logits, weights_times
+from attention_jax.kernels.online_softmax import attend_heads
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.tiling import on_one_cpu
 from attention_jax.scores.similarity import Cosine, Dot, General, ScaledDot
 
-Run = Callable[[Request], Result]
+DERIVATIVES = ("jvp", "vjp", "any nesting")
+
 _LONGEST = 256
 
 
-def fits(request: Request) -> bool:
-    """Whether it is short, with a score that is a product, and asks for nothing but `out`."""
+def why_not(request: Request) -> str | None:
+    """What of the request this kernel cannot do, or of the machine."""
     layout = request.layout
-    return (
-        not layout.symbolic_lengths
-        and max(layout.T, layout.S) <= _LONGEST
-        and 0 not in (*layout.batch, layout.T, layout.S, layout.H, layout.V)
-        and type(request.score) in (Dot, ScaledDot, General, Cosine)
-        and request.mask is None
-        and request.bias is None
-        and request.query_positions is None
-        and request.key_positions is None
-        and request.dropout_key is None
-        and request.block_size is None
-        and not request.statistics
-        and request.accumulator == jnp.float32
-        and on_one_cpu()
-    )
+    if not tiling.on_one_cpu():
+        return "it runs on a single CPU device: elsewhere heads are divided, or nothing is fused"
+    if layout.symbolic_lengths:
+        return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
+    if max(layout.T, layout.S) > _LONGEST:
+        return f"T and S must be at most {_LONGEST}, got T = {layout.T} and S = {layout.S}"
+    if 0 in (layout.H, layout.V):
+        return f"it needs H > 0 and V > 0, got H = {layout.H} and V = {layout.V}"
+    if type(request.score) not in (Dot, ScaledDot, General, Cosine):
+        return f"score {request.score!r} is not a product of a query and a key"
+    if request.accumulator != jnp.float32:
+        return f"it accumulates in float32, the request in {request.accumulator}"
+    for name in ("mask", "bias", "query_positions", "key_positions", "block_size"):
+        if getattr(request, name) is not None:
+            return f"it takes no {name}"
+    if request.dropout_rate > 0:
+        return "it has no dropout"
+    return "it computes no statistics" if request.statistics else None
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def run(plain: Run, request: Request) -> Result:
-    """Computes a request that `fits`; derivatives are those of `plain`, which does any."""
+@jax.custom_jvp
+def run(request: Request) -> Result:
+    """Computes the request."""
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)
 
@@ -63,5 +69,8 @@ def run(plain: Run, request: Request) -> Result:
 
 
 @run.defjvp
-def _tangents(plain: Run, primals: Any, tangents: Any) -> Any:
-    return jax.jvp(plain, primals, tangents)
+def _run_jvp(primals: Any, tangents: Any) -> Any:
+    def recomputing(request: Request) -> Result:
+        return attend_heads(request, tiling.tiling(request), softmax_tangent.attend_head)
+
+    return jax.jvp(recomputing, primals, tangents)

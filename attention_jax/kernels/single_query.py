@@ -1,19 +1,19 @@
-"""Dense attention of one query, as a step of decoding has it: the keys are read where they lie.
+"""Attention of a single query on a CPU, as in a decoding step: keys and values are not copied.
 
     logits = K Q,   out = diagonal blocks of softmax(logits)ᵀ V
 
-A product with heads in the middle of its axes copies all keys and values on a CPU, which costs far
-more than a single query's arithmetic. Here the heads of `K [S, K·H]` stay side by side and the
-queries stand in a block-diagonal matrix `Q [K·H, N]`: K times the arithmetic, and no copy.
+A product with the head axis in the middle copies all keys and values on a CPU, which costs far more
+than the arithmetic of a single query. Here `K [S, K·H]` keeps its layout and the queries form a
+block-diagonal matrix `Q [K·H, N]`: K times the FLOPs, and no copy.
 
-A number that is not finite would spoil its neighbours' heads through the zeros of Q. A column of
-zeros, for keys, and a row of zeros, for values, turn NaN where there is one. If nobody sees it, it
-is replaced and the same products give the same bits; else the plain kernel says which outputs are
-spoilt, and it computes derivatives.
+Through the zeros of Q a non-finite number would reach the other heads. A column of zeros appended
+to each second factor detects this: its product is NaN if any number is not finite. Then non-finite
+numbers are replaced by 0, with the same products, so that all other outputs keep their bits. Only
+if one of those numbers is visible, the outputs that it makes NaN are computed head by head.
+Derivatives are those of the computation head by head.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,43 +29,54 @@ from attention_jax._core.numerics import (
     same_dtype,
 )
 from attention_jax._core.user_code import holds_user_code
+from attention_jax.kernels import tiling
 from attention_jax.kernels.block import entropy_of
+from attention_jax.kernels.online_softmax import attend_head, attend_heads
 from attention_jax.kernels.problem import Static, check_mask, finish, may_exceed_int32
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.tiling import on_one_cpu
 from attention_jax.masks.mask import Lengths
 from attention_jax.scores.similarity import Dot, ScaledDot
 from attention_jax.softmax import log_sum_exp
 
-Run = Callable[[Request], Result]
-# With more heads of keys their number's worth of arithmetic costs more than the copy.
+DERIVATIVES = ("jvp", "vjp", "any nesting")
+
+# Beyond this number of key/value heads the extra FLOPs cost more than the copy.
 _MOST_HEADS = 16
 
 
-def fits(request: Request) -> bool:
-    """Whether it is one query, with a dot product that nothing is added to."""
+def why_not(request: Request) -> str | None:
+    """What of the request this kernel cannot do, or of the machine."""
     layout = request.layout
-    return (
-        layout.T == 1
-        and not layout.symbolic_lengths
-        and layout.K <= _MOST_HEADS
-        and 0 not in (*layout.batch, layout.S, layout.H, layout.V)
-        and type(request.score) in (Dot, ScaledDot)
-        and request.bias is None
-        and request.dropout_key is None
-        and not holds_user_code(request.mask)  # which the rule would call again
-        and not any(
-            x is not None and may_exceed_int32(x.dtype)
-            for x in (request.query_positions, request.key_positions)
-        )
-        and on_one_cpu()  # elsewhere the copy is not made, or heads may be divided
-    )
+    if not tiling.on_one_cpu():
+        return "it runs on a single CPU device: elsewhere heads are divided, or keys not copied"
+    if layout.symbolic_lengths:
+        return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
+    if layout.T != 1:
+        return f"it attends from one query, got T = {layout.T}"
+    if layout.K > _MOST_HEADS:
+        return f"K must be at most {_MOST_HEADS}, got K = {layout.K}"
+    if 0 in (layout.H, layout.V):
+        return f"it needs H > 0 and V > 0, got H = {layout.H} and V = {layout.V}"
+    if type(request.score) not in (Dot, ScaledDot):
+        return f"score {request.score!r} is not a dot product, scaled or not"
+    for name in ("bias", "block_size"):
+        if getattr(request, name) is not None:
+            return f"it takes no {name}"
+    if request.dropout_rate > 0:
+        return "it has no dropout"
+    if holds_user_code(request.mask):  # the rule of the derivative would call it again
+        return f"mask {request.mask!r} holds a function of the caller"
+    for name in ("query_positions", "key_positions"):
+        positions = getattr(request, name)
+        if positions is not None and may_exceed_int32(positions.dtype):
+            return f"{name} must be of at most 32 bits, got {positions.dtype}"
+    return None
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def run(plain: Run, request: Request) -> Result:
-    """Computes a request that `fits`; `plain` does so for any."""
-    shapes = jax.eval_shape(_side_by_side, request)
+@jax.custom_jvp
+def run(request: Request) -> Result:
+    """Computes the request."""
+    shapes = jax.eval_shape(_block_diagonal, request)
 
     def nothing() -> tuple[Result, Array]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -73,29 +84,32 @@ def run(plain: Run, request: Request) -> Result:
     # A branch of its own: XLA would fuse the reshaping with the write of the newest token before
     # it, which is then done twice, once in a copy of the cache.
     able = jnp.all(jnp.isfinite(request.query))
-    result, finite = jax.lax.cond(able, lambda: _side_by_side(request), nothing)
+    result, finite = jax.lax.cond(able, lambda: _block_diagonal(request), nothing)
 
-    def without_what_is_hidden() -> Result:
-        # Which outputs see something is for the plain kernel to say; the numbers of all others
-        # must not depend on whether one does.
-        cleaned, seen = _cleaned(request)
-        clean = _side_by_side(cleaned)[0]
+    def with_replaced() -> Result:
+        cleaned, matters = _cleaned(request)
+        clean = _block_diagonal(cleaned)[0]
 
-        def spoiled() -> Result:
-            spoilt = plain(request)
-            return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(x), y, x), spoilt, clean)
+        def with_nans() -> Result:
+            exact = _head_by_head(request)
+            return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(x), y, x), exact, clean)
 
-        return jax.lax.cond(seen, spoiled, lambda: clean)
+        return jax.lax.cond(matters, with_nans, lambda: clean)
 
-    return jax.lax.cond(finite, lambda: result, without_what_is_hidden)
+    return jax.lax.cond(finite, lambda: result, with_replaced)
 
 
 @run.defjvp
-def _tangents(plain: Run, primals: Any, tangents: Any) -> Any:
-    return jax.jvp(plain, primals, tangents)
+def _run_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_head_by_head, primals, tangents)
 
 
-def _side_by_side(request: Request) -> tuple[Result, Array]:
+def _head_by_head(request: Request) -> Result:
+    """The same by the online softmax, all keys in one block."""
+    return attend_heads(request, tiling.Tiling((1, request.layout.S), False), attend_head)
+
+
+def _block_diagonal(request: Request) -> tuple[Result, Array]:
     """The result, and whether the keys and values that it was made of are finite."""
     with precision_of_products(request.precision):
         return _products(request)
@@ -113,40 +127,40 @@ def _products(request: Request) -> tuple[Result, Array]:
     columns = jnp.where(own, jnp.swapaxes(query, 2, 3)[:, :, :, None], jnp.zeros((), query.dtype))
     scores = _beside_zeros(matmul, key.reshape(examples, S, K * H), columns.reshape(-1, K * H, N))
     logits = scores[..., :N].astype(dtype) * _scale(request, dtype)
-    visible, spoiled = _visible(request)
+    visible, overflowed = _visible(request)
     lse, weights = log_sum_exp(logits, visible, axis=-2)
     turned = jnp.swapaxes(value, 1, 2)
     products = _beside_zeros(matmul, turned, weights)
     blocks = products[..., :N].reshape(examples, K, V, K, G)
     out = jnp.moveaxis(jnp.diagonal(blocks, axis1=1, axis2=3), -1, 1)  # [B, K, V, G]
     nans = jnp.any(jnp.isnan(scores[..., N])) | jnp.any(jnp.isnan(products[..., N]))
-    finite = ~spoiled & ~nans
-    seen = logits if visible is None else jnp.where(visible, logits, NEG_INF)
+    finite = ~overflowed & ~nans
+    shown = logits if visible is None else jnp.where(visible, logits, NEG_INF)
     entropy = entropy_of(weights, axis=-2)
     facts = Static(layout, (), False, False, 0.0, request.statistics, dtype)
     out = jnp.swapaxes(out, -2, -1).astype(dtype)
-    return finish(request, facts, out, lse, entropy, jnp.max(seen, axis=-2)), finite
+    return finish(request, facts, out, lse, entropy, jnp.max(shown, axis=-2)), finite
 
 
 def _cleaned(request: Request) -> tuple[Request, Array]:
-    """The request with finite numbers, and whether somebody sees what was replaced."""
+    """The request with 0 for non-finite numbers, and whether any of these is visible."""
     layout = request.layout
     query, key, value = (jnp.asarray(x) for x in (request.query, request.key, request.value))
     good = [jnp.isfinite(x) for x in (key, value, query)]
-    lost = ~(jnp.all(good[0], axis=(-2, -1)) & jnp.all(good[1], axis=(-2, -1)))  # [*B, S]
-    visible, spoiled = _visible(request)
-    looked_at = True if visible is None else jnp.any(visible, axis=-1)
-    seen = jnp.any(lost.reshape(-1, layout.S) & looked_at)
-    seen = seen | spoiled | ~jnp.all(good[2])
+    bad = ~(jnp.all(good[0], axis=(-2, -1)) & jnp.all(good[1], axis=(-2, -1)))  # [*B, S]
+    visible, overflowed = _visible(request)
+    by_any_head = True if visible is None else jnp.any(visible, axis=-1)
+    matters = jnp.any(bad.reshape(-1, layout.S) & by_any_head)
+    matters = matters | overflowed | ~jnp.all(good[2])
     key, value, query = (
         jnp.where(finite, x, jnp.zeros((), x.dtype))
         for finite, x in zip(good, (key, value, query), strict=True)
     )
-    return dataclasses.replace(request, query=query, key=key, value=value), seen
+    return dataclasses.replace(request, query=query, key=key, value=value), matters
 
 
 def _beside_zeros(product: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
-    """`product(x, y)` of `y [B, rows, N]`, with a column for zeros in the end."""
+    """`product(x, y)` of `y [B, rows, N]` with a column of zeros appended."""
     return product(x, jnp.concatenate([y, jnp.zeros((*y.shape[:-1], 1), y.dtype)], axis=-1))
 
 
@@ -160,7 +174,7 @@ def _scale(request: Request, dtype: Any) -> Array:
 
 
 def _visible(request: Request) -> tuple[Array | None, Array]:
-    """Which keys each head sees, `[#B, S, #N]`, and whether an example has lost data."""
+    """The visible keys of each head, `[#B, S, #N]`, and whether any example's output is NaN."""
     mask, layout = request.mask, request.layout
     if mask is None:
         return None, jnp.zeros((), bool)
@@ -172,6 +186,6 @@ def _visible(request: Request) -> tuple[Array | None, Array]:
         pairs = pairs.reshape((1,) * (len(layout.batch) + 1) + pairs.shape)
     pairs = jnp.broadcast_to(pairs, (*layout.batch, *pairs.shape[-2:]))
     pairs = pairs.reshape(-1, *pairs.shape[-2:])
-    spoiled = mask.spoiled()
-    lost = jnp.zeros((), bool) if spoiled is None else jnp.any(spoiled)
-    return jnp.swapaxes(pairs, -2, -1), lost
+    examples = mask.spoiled()
+    overflowed = jnp.zeros((), bool) if examples is None else jnp.any(examples)
+    return jnp.swapaxes(pairs, -2, -1), overflowed

@@ -1,4 +1,4 @@
-"""One query over keys that lie as a cache has them: the dense kernel's numbers and gradients."""
+"""A single query over the keys of a cache: values and gradients of the dense kernel."""
 
 import dataclasses
 
@@ -11,8 +11,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.attend import make_request
 from attention_jax.cache import KVCache
-from attention_jax.kernels import dense
-from attention_jax.kernels import single_query as row
+from attention_jax.kernels import dense, single_query, tiling
 
 pytestmark = pytest.mark.thorough
 
@@ -41,7 +40,7 @@ def both(request):
         given = (request.query, request.key, request.value)
         return run(request), jax.grad(loss, (0, 1, 2))(*given)
 
-    return one(lambda r: row.run(dense._whole, r)), one(dense._whole)
+    return one(single_query.run), one(dense.run)
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
@@ -88,7 +87,7 @@ def test_what_a_cache_hides_and_what_it_lost():
 def test_what_nobody_sees_changes_no_bit(poison):
     query, key, value = arrays((B,))
     visible = np.array([True, False, True, True, False, True, True])
-    run = jax.jit(lambda *qkv: row.run(dense._whole, make_request(*qkv, mask=visible[None])).out)
+    run = jax.jit(lambda *qkv: single_query.run(make_request(*qkv, mask=visible[None])).out)
     hidden = ~visible[:, None, None]
     poisoned = (jnp.where(hidden, np.float32(poison), x) for x in (key, value))
     np.testing.assert_array_equal(run(query, *poisoned), run(query, key, value))
@@ -96,7 +95,7 @@ def test_what_nobody_sees_changes_no_bit(poison):
 
 def test_what_somebody_sees_changes_no_bit_of_the_others():
     query, key, value = arrays((B,))
-    run = jax.jit(lambda *qkv: row.run(dense._whole, make_request(*qkv, statistics=True)))
+    run = jax.jit(lambda *qkv: single_query.run(make_request(*qkv, statistics=True)))
     good = run(query, key, value)
     of_key = run(query, key.at[0, 2, 0, 1].set(jnp.nan), value)  # example 0, heads 0 and 1
     of_value = run(query, key, value.at[0, 2, 0, 1].set(jnp.nan))  # and there one number
@@ -113,20 +112,26 @@ def test_what_somebody_sees_changes_no_bit_of_the_others():
     np.testing.assert_array_equal(of_key.stats.lse[1], good.stats.lse[1])
 
 
-def test_what_it_takes(monkeypatch):
+def test_a_request_that_it_cannot_compute_is_refused(monkeypatch):
     query, key, value = arrays((B,))
-    monkeypatch.setattr(row, "on_one_cpu", lambda: False)
-    assert not row.fits(make_request(query, key, value))  # heads may be divided among devices
-    monkeypatch.setattr(row, "on_one_cpu", lambda: True)
-    assert row.fits(make_request(query, key, value))
+
+    def refused(why, *arrays, **options):
+        with pytest.raises(NotImplementedError, match=why):
+            aj.attend(*arrays, implementation="single_query", **options)
+
     pair = jnp.concatenate([query, query], 1)
-    assert not row.fits(make_request(pair, key, value))
-    assert not row.fits(make_request(query, key, value, bias=jnp.zeros((1, S))))
-    assert not row.fits(make_request(query, key, value, score=aj.scores.cosine(1.0)))
-    assert not row.fits(make_request(query, key[:, :0], value[:, :0]))
+    refused("one query, got T = 2", pair, key, value)
+    refused("takes no bias", query, key, value, bias=jnp.zeros((1, S)))
+    refused("takes no block_size", query, key, value, block_size=2)
+    refused("cosine.*not a dot product", query, key, value, score=aj.scores.cosine(1.0))
+    refused("V > 0", query, key, value[..., :0])
     dropped = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}
-    assert not row.fits(make_request(query, key, value, **dropped))
-    # Values of neither kernel depend on which one it is.
-    out = jax.jit(lambda *x: aj.attend(*x, implementation="dense"))(query, key, value)
-    expected = aj.testing.reference_attention(query, key, value).out
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    refused("no dropout", query, key, value, **dropped)
+    visible = aj.masks.custom(lambda t, s: s <= t)
+    refused("a function of the caller", query, key, value, mask=visible)
+    with jax.enable_x64(True):
+        refused("32 bits, got int64", query, key, value, query_positions=np.arange(1))
+    many = jnp.tile(key, (1, 1, 6, 1))[:, :, :17], jnp.tile(value, (1, 1, 6, 1))[:, :, :17]
+    refused("at most 16, got K = 17", jnp.tile(query, (1, 1, 3, 1))[:, :, :17], *many)
+    monkeypatch.setattr(tiling, "on_one_cpu", lambda: False)
+    refused("a single CPU device", query, key, value)  # heads may be divided among devices

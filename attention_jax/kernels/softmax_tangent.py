@@ -1,0 +1,177 @@
+"""The derivative of the online softmax: blocks are recomputed from the log-sum-exp.
+
+    d out = Σ_s p (dx - d lse) v + p dv,   d lse = Σ_s p dx,   p = exp(x - lse)
+
+The tangent is one linear function of the inputs' tangents, a sum over blocks under
+`jax.checkpoint`; JAX transposes it into the backward pass (dv = pᵀ do, dx = p (do vᵀ - o·do + d
+lse), then the transpose of the score's own block). So forward mode, reverse mode and their
+nestings all come from this one rule, and what is saved is O(T + S): the inputs, `out` and `lse`.
+A score's block is differentiated by `jax.jvp`; no score, bias or mask needs a rule of its own.
+
+References:
+    Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from attention_jax._core.axes import Array
+from attention_jax._core.numerics import (
+    NEG_INF,
+    current_precision,
+    precision_of_products,
+    widen_low,
+)
+from attention_jax._core.products import product_by_value
+from attention_jax.kernels import online_softmax
+from attention_jax.kernels.block import (
+    cut,
+    drop,
+    dtypes_of,
+    mask_logits,
+    narrow,
+    push,
+    raw_logits,
+    visible_pairs,
+    weights_times,
+)
+from attention_jax.kernels.block_loops import block_start, sweep
+from attention_jax.kernels.online_softmax import Rows
+from attention_jax.kernels.problem import Problem, Static
+
+
+class Known(NamedTuple):
+    """Kinds of blocks that are known while tracing, as bytes, so that they are hashable."""
+
+    shape: tuple[int, int]
+    kinds: bytes
+
+
+class Change(NamedTuple):
+    """Sums that tangents of rows are made of: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
+
+    out: Array
+    surprise: Array
+    lse: Array
+
+
+class Spec(NamedTuple):
+    """All that is static about one head's problem; hashable."""
+
+    structure: Any
+    floating: tuple[bool, ...]
+    leaf_dtypes: tuple[np.dtype, ...]
+    facts: Static
+    block: tuple[int, int]
+    known: Known | None
+    precision: Any
+
+    def problem(self, floats: list[Any], others: list[Any]) -> tuple[Problem, Any]:
+        """The problem and the kinds of its blocks, put together again."""
+        a, b = iter(floats), iter(others)
+        leaves = [next(a) if flag else next(b) for flag in self.floating]
+        head, kinds = jax.tree.unflatten(self.structure, leaves)
+        if self.known is not None:
+            kinds = np.frombuffer(self.known.kinds, np.int8).reshape(self.known.shape)
+        return head, kinds
+
+    @property
+    def dtypes(self) -> Problem:
+        """The dtype of each leaf of the problem."""
+        return jax.tree.unflatten(self.structure, self.leaf_dtypes)[0]
+
+
+def attend_head(
+    head: Problem, dtypes: Problem, facts: Static, block: tuple[int, int], kinds: Any
+) -> Rows:
+    """As `online_softmax.attend_head`, with the derivative by recomputation.
+
+    The products of the derivative have the precision that is in force here.
+    """
+    known = isinstance(kinds, np.ndarray)
+    static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
+    traced = None if known else kinds
+    leaves, structure = jax.tree.flatten((head, traced))
+    leaf_dtypes = tuple(jax.tree.leaves((dtypes, dtypes_of(traced))))
+    floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
+    floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
+    others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
+    spec = Spec(structure, floating, leaf_dtypes, facts, block, static_kinds, current_precision())
+    return _flash(spec, floats, others)
+
+
+def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
+    head, kinds = spec.problem(floats, others)
+    with precision_of_products(spec.precision):
+        return online_softmax.attend_head(
+            head, spec.dtypes, spec.facts, spec.block, kinds, parted=True
+        )
+
+
+_flash = jax.custom_jvp(_rows, nondiff_argnums=(0,))
+
+
+@functools.partial(_flash.defjvp, symbolic_zeros=True)
+def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
+    floats, others = primals
+    rows = _flash(spec, floats, others)
+    facts, block_size = spec.facts, spec.block
+    head, kinds = spec.problem(floats, others)
+    # leaves that do not move, integers among them, are None: no leaves at all to a tree
+    # those of few bits are widened, so that the transpose sums over blocks in float32
+    velocity = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
+    d_head, _ = spec.problem(velocity, [None] * len(others))
+
+    def fetch(i: Array, j: Array) -> tuple[Problem, Problem, Array, Array]:
+        block, d_block = (cut(x, facts, block_size, i, j) for x in (head, d_head))
+        at = block_start(i, block_size[0], facts.layout.T)
+        row_top, row_total = (
+            jax.lax.dynamic_slice_in_dim(x, at, block_size[0])[:, None]
+            for x in (rows.top, rows.log_total)
+        )
+        return narrow(block, spec.dtypes), d_block, row_top, row_total
+
+    def contribute(fetched: tuple[Problem, Problem, Array, Array], partial: bool) -> Change:
+        block, d_block, row_top, log_total = fetched
+        visible = visible_pairs(block, partial=partial)
+
+        def logits_and_value(block: Problem) -> tuple[Array, Array]:
+            value = block.sides.key["value"]
+            if facts.guarded:
+                value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
+            return raw_logits(block, visible), value
+
+        (raw, value), (d_logits, d_value) = push(logits_and_value, block, d_block)
+        logits = mask_logits(block, facts, raw, visible).astype(row_top.dtype)
+        log_weights = (logits - row_top) - log_total
+        weights = jnp.exp(log_weights)
+        d_logits = d_logits.astype(logits.dtype)
+        if partial:
+            d_logits = jnp.where(logits == NEG_INF, 0, d_logits)
+        change = weights * d_logits
+        dropped = drop(block, facts, weights)
+        d_out = weights_times(dropped * d_logits, value)
+        if d_block.sides.key["value"] is not None:
+            d_out = d_out + product_by_value(dropped, d_value).astype(d_out.dtype)
+        d_lse = jnp.sum(change, axis=-1)
+        surprise = jnp.zeros_like(d_lse)
+        if facts.statistics:
+            seen = jnp.where(logits == NEG_INF, 0, log_weights)
+            surprise = jnp.sum(change * seen, axis=-1)
+        return Change(d_out, surprise, d_lse)
+
+    with precision_of_products(spec.precision):
+        zeros = Change(*(jnp.zeros_like(x) for x in (rows.out, rows.entropy, rows.log_total)))
+        change = sweep(zeros, block_size, kinds, fetch, contribute)
+    d_out = change.out - rows.out * change.lse[:, None]
+    # entropy = -Σ p ln p and dp = p (dx - d lse)
+    d_entropy = -change.surprise - rows.entropy * change.lse
+    no_tangent: Any = jnp.zeros_like(rows.first)
+    # of lse = top + log_total, all movement is the second's
+    d_top = jnp.zeros_like(rows.top)
+    return rows, Rows(d_out, d_entropy, no_tangent, d_top, change.lse)
