@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from attention_jax.diagnostics.collect import consts_and_carry
+
 
 def made_of_finite(function: Callable[..., Any], *args: Any) -> list[str]:
     """The operations of `function(*args)` that make a NaN, or an infinity of finite numbers.
@@ -55,13 +57,13 @@ def _apply(eqn: Any, given: list[Any], found: dict[str, None]) -> list[Any]:
 
 
 def _scan(params: Any, given: list[Any], found: dict[str, None]) -> list[Any]:
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, state, xs = given[:first], given[first:second], given[second:]
+    first, carried = consts_and_carry(params)
+    consts, state, xs = given[:first], given[first : first + carried], given[first + carried :]
     each = []
     steps = range(params["length"])
     for i in reversed(steps) if params["reverse"] else steps:
         out = _run(params["jaxpr"], [*consts, *state, *(x[i] for x in xs)], found)
-        state, part = out[: params["num_carry"]], out[params["num_carry"] :]
+        state, part = out[:carried], out[carried:]
         each.append(part)
     if params["reverse"]:
         each.reverse()

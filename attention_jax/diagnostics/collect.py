@@ -170,7 +170,7 @@ def _enter(
 def _scan(
     params: Mapping[str, Any], inputs: list[Any], gates: Gates, number: int
 ) -> tuple[list[Any], list[Collected]]:
-    inner, (few, carried) = params["jaxpr"], _consts_and_carry(params)
+    inner, (few, carried) = params["jaxpr"], consts_and_carry(params)
     consts, carry, xs = inputs[:few], inputs[few : few + carried], inputs[few + carried :]
     inside = range(number, number + _count_all(inner.jaxpr))
     own = {n: gate for n, gate in gates.items() if n in inside}
@@ -186,7 +186,7 @@ def _scan(
     return [*carry, *ys], [dataclasses.replace(x, layers=(layers, *x.layers)) for x in found]
 
 
-def _consts_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
+def consts_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carried operands of a scan."""
     if "ft_in" in params:  # from JAX 0.12 on
         consts, carry, _ = params["ft_in"].unpack()
