@@ -45,11 +45,6 @@ class _Outermost(jaxtyping._import_hook.JaxtypingTransformer):
 jaxtyping._import_hook.JaxtypingTransformer = _Outermost
 jaxtyping.install_import_hook("attention_jax", "beartype.beartype")
 
-# Tests have small planes, on which the fast form of the additive score would not be taken.
-from attention_jax.scores import plane  # noqa: E402  (behind the hook)
-
-plane._SMALLEST_PLANE = 0
-
 hypothesis.settings.register_profile(
     "tests",
     derandomize=True,

@@ -288,3 +288,33 @@ def test_what_a_score_hides_stays_hidden_in_scores_made_of_it():
 
         got, expected = (jax.value_and_grad(loss)(2.0, hidden) for hidden in (True, False))
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", BLOCKWISE_THOROUGH)
+def test_planes_on_which_the_additive_score_is_rational(implementation):
+    options = {} if implementation == "dense" else {"block_size": (64, 66)}
+    query, key, value = normal(2, 65, 2, 4), normal(2, 67, 1, 5), normal(2, 67, 1, 3)
+    params = {"w_query": normal(4, 3), "w_key": normal(5, 3), "v": normal(3)}
+    mask = RNG.random((2, 1, 65, 67)) > 0.4
+    mask[0, :, 3] = False
+
+    def run(query, key, value, params):
+        score = aj.scores.additive(**params)
+        return aj.attend(
+            query, key, value, score=score, mask=mask, implementation=implementation, **options
+        )
+
+    given = query, key, value, params
+    out, pull = jax.vjp(jax.jit(run), *given)
+    d_out = normal(*out.shape)
+    how = {"mask": mask, "score": "additive", "params": params}
+    np.testing.assert_allclose(
+        out, aj.testing.reference_attention(query, key, value, **how).out, rtol=1e-5, atol=1e-5
+    )
+    wanted = aj.testing.reference_gradients(query, key, value, d_out, **how)
+    for got, expected in zip(
+        jax.tree.leaves(pull(d_out)),
+        jax.tree.leaves((wanted.query, wanted.key, wanted.value, wanted.params)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

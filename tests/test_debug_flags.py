@@ -111,6 +111,20 @@ def test_a_score(score):
 
 
 @thorough
+@pytest.mark.parametrize("far", [1.0, 100.0])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_the_rational_form_of_the_additive_score(implementation, far):
+    # planes of 64 × 64 pairs, and numbers within and beyond the range of the exponentials
+    score = scores.additive(*arrays(2, H, 5), np.ones(5, np.float32))
+    mask = masks.padding(np.array([0, 60]), np.array([64, 50]))
+    function = partial(aj.attend, mask=mask, implementation=implementation)
+    query, key, value = arrays(3, B, 64, 1, H)
+    arguments = (far * query, key, value, score)
+    first = gradient(lambda q, k, v, score: function(q, k, v, score=score), arguments)
+    first(*arguments)
+
+
+@thorough
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
 def test_a_bias(bias, implementation):

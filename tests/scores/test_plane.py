@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_jax.scores import plane as plane_module
 from attention_jax.scores.plane import additive_plane
 
 SLOPES = {
@@ -16,7 +17,9 @@ SLOPES = {
         lambda z: 0.25 * (1 - np.tanh(z / 2) ** 2),
     ),
 }
-T, S, A = 5, 7, 3
+# below and above the number of pairs from which the rational form is used
+SMALL, LARGE = (5, 7), (61, 71)
+T, S, A = *LARGE, 3
 plane = jax.jit(additive_plane, static_argnums=3)
 
 
@@ -37,8 +40,10 @@ def truth(x, y, v, activation):
     spread=st.sampled_from([0.1, 3.0, 30.0, 1e4]),
     other=st.sampled_from([0.1, 3.0, 30.0, 1e4]),
     activation=st.sampled_from(list(SLOPES)),
+    size=st.sampled_from([SMALL, LARGE]),
 )
-def test_exact_also_for_large_opposite_inputs(seed, centre, spread, other, activation):
+def test_exact_also_for_large_opposite_inputs(seed, centre, spread, other, activation, size):
+    T, S = size
     rng = np.random.default_rng(seed)
     x = (centre + spread * rng.normal(size=(T, A))).astype(np.float32)
     y = (-centre + other * rng.normal(size=(S, A))).astype(np.float32)
@@ -52,8 +57,10 @@ def test_exact_also_for_large_opposite_inputs(seed, centre, spread, other, activ
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=20 * atol)
 
 
+@pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("width", [1, 2, 15, 16, 17, 33])
-def test_any_number_of_features(width):
+def test_any_number_of_features(width, size):
+    T, S = size
     rng = np.random.default_rng(width)
     x, y = rng.normal(size=(T, width)), rng.normal(size=(S, width))
     v = rng.normal(size=width)
@@ -76,6 +83,24 @@ def test_second_order_agrees_with_the_function_itself():
     np.testing.assert_allclose(
         curvature(jnp.tanh), curvature(lambda z: jnp.tanh(z)), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "activation", "rational"),
+    [
+        ((64, 64), jnp.tanh, True),
+        ((63, 65), jnp.tanh, False),
+        ((1, 4096), jax.nn.sigmoid, True),
+        ((1, 4095), jax.nn.sigmoid, False),
+        ((64, 64), jax.nn.relu, False),
+    ],
+)
+def test_the_rational_form_is_used_from_64_by_64_pairs_on(size, activation, rational, monkeypatch):
+    calls, form = [], plane_module._rational
+    monkeypatch.setattr(plane_module, "_rational", lambda *args: calls.append(args) or form(*args))
+    x, y = (np.ones((n, A), np.float32) for n in size)
+    jax.eval_shape(lambda *args: additive_plane(*args, activation), x, y, np.ones(A, np.float32))
+    assert bool(calls) == rational
 
 
 def test_float64_is_kept():
