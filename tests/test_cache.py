@@ -121,7 +121,6 @@ def test_a_padded_prompt_gives_what_the_prompt_alone_gives(side):
 
 
 def test_every_leaf_with_a_beam_axis_moves_together():
-    """Case A23."""
     valid = jnp.array([[True] * 4, [False, True, True, True], [False, False, True, True]])
     cache = _empty().append(KEY[:, :4], VALUE[:, :4], valid)
     order = np.array([2, 0, 0])

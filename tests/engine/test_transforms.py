@@ -1,4 +1,4 @@
-"""A24, A25: any nesting of transformations gives the numbers it should, integers included."""
+"""Any nesting of transformations gives the numbers it should, integers included."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import dtypes
 
 import attention_jax as aj
 from attention_jax.testing import random_problem
-from tests.cases.tools import close, normals
+from tests.engine.tools import close, normals
 
 L, N = 8, 2
 

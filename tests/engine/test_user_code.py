@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from tests.cases.user_code import State, check_reads_and_lets_go
+from tests.engine.user_code import State, check_reads_and_lets_go
 
 SLOW = pytest.param("blockwise", marks=pytest.mark.thorough)
 IMPLEMENTATIONS = ["dense", SLOW, "flash"]

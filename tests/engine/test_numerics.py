@@ -7,7 +7,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.testing import reference_attention, reference_gradients
-from tests.cases.tools import close, normals
+from tests.engine.tools import close, normals
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

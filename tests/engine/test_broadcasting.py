@@ -1,4 +1,4 @@
-"""A05: a size-1 axis of a mask or a bias means the same on every path."""
+"""A size-1 axis of a mask or a bias means the same on every path."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.testing import reference_attention
-from tests.cases.tools import close, corners, normals
+from tests.engine.tools import close, corners, normals
 
 SIZES = (2, 4, 3, 5)  # B N T S
 

@@ -1,4 +1,4 @@
-"""A33: the gradient keeps nothing of the size of all pairs; its memory grows with the length."""
+"""The gradient keeps nothing of the size of all pairs; its memory grows with the length."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A26: split over devices by annotation, the numbers and the gradients are those of one device."""
+"""Split over devices by annotation, the numbers and the gradients are those of one device."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
-from tests.cases.tools import close, normals
+from tests.engine.tools import close, normals
 
 pytestmark = pytest.mark.devices(8)
 

@@ -8,7 +8,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.plan import KERNELS
 from attention_jax.testing import reference_attention
-from tests.cases.tools import close, normals
+from tests.engine.tools import close, normals
 
 
 def kept_entries(keys=64, queries=16, batch=2, heads=2, rate=0.5, seed=0, **request):

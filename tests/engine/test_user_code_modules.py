@@ -11,7 +11,7 @@ from flax import nnx
 import attention_jax as aj
 import attention_jax.linen as al
 import attention_jax.nnx as an
-from tests.cases.user_code import State, check_reads_and_lets_go
+from tests.engine.user_code import State, check_reads_and_lets_go
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 6, 8)).astype(np.float32)
