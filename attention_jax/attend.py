@@ -38,7 +38,7 @@ from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.block_map import block_pair
 from attention_jax.masks.data import from_array
-from attention_jax.masks.mask import Lengths, Mask, check_latest
+from attention_jax.masks.mask import Lengths, Mask, over_rolling_cache, refuse_index, rolling_length
 from attention_jax.plan import KERNELS, Plan, choose, make_plan
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot
@@ -316,7 +316,6 @@ def make_request(
             )
         mask = from_array(mask)
     if mask is not None:
-        check_latest(mask)
         default = query_positions is None and key_positions is None
         lengths = Lengths(layout.T, layout.S, default, (*layout.batch, layout.N))
         check_mask(mask.prepare(lengths), layout)
@@ -324,6 +323,11 @@ def make_request(
         bias = ArrayBias(as_array("bias", bias))
     if bias is not None:
         bias.check(layout)
+    if mask is not None and (rolling := rolling_length(mask)) is not None:
+        mask = over_rolling_cache(mask, rolling)
+        for part in _array_biases((score, bias)):
+            if part.array.shape[-1] != 1:
+                refuse_index("bias", part, rolling)
     for name, positions, size in (
         ("query_positions", query_positions, layout.T),
         ("key_positions", key_positions, layout.S),
@@ -352,6 +356,13 @@ def make_request(
         precision,
         statistics,
     )
+
+
+def _array_biases(terms: Any) -> list[ArrayBias]:
+    def found(node: Any) -> bool:
+        return isinstance(node, ArrayBias)
+
+    return list(filter(found, jax.tree.leaves(terms, is_leaf=found)))
 
 
 def execute(request: Request, implementation: Implementation) -> Result:

@@ -240,8 +240,9 @@ class KVCache(Record):
 
         Returns:
             A mask object over the cache's slots. That of a rolling cache is a window of `length`
-            positions, too: joined by `&` to a mask with a longer one it is refused. Once a token
-            was lost, what is attended under it is NaN.
+            positions, too: joined by `&` to a mask with a longer one, or to one of array indices
+            (`from_array`, `segments`), it is refused, and `padding` compares positions. Once a
+            token was lost, what is attended under it is NaN.
         """
         written = Written(self.places >= 0, self.lost)
         return written if self.reach is None else written & Latest(self.reach - 1, None)

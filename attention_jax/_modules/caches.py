@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import masks
 from attention_jax._core.axes import Array
 from attention_jax._core.record import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
 from attention_jax.masks.mask import Interval, check_reach
-from attention_jax.masks.patterns import Causal
 from attention_jax.scores import Score
 from attention_jax.scores.modifiers import LogLength
 
@@ -111,18 +109,8 @@ def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
 
 
 def by_position(mask: Mask | None) -> Mask | None:
-    """The mask for a step of self-attention: the last query of all is that of the last key of all.
-
-    `causal(align="end")` goes by lengths, which in a step are those of the buffers; where queries
-    and keys are the same tokens it is `causal()`, which goes by their positions.
-    """
-
-    def at_the_end(node: Any) -> bool:
-        return isinstance(node, Causal) and node.align == "end"
-
-    return jax.tree.map(
-        lambda node: masks.causal() if at_the_end(node) else node, mask, is_leaf=at_the_end
-    )
+    """The mask over a cache of the query's own sequence, whose lengths are not the buffer's."""
+    return None if mask is None else mask.by_position()
 
 
 def counted(score: Score, count: Any) -> Score:

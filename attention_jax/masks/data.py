@@ -24,44 +24,74 @@ def _check_ids(name: str, ids: Any) -> None:
         raise TypeError(f"{name} must be integers, got dtype {np.dtype(ids.dtype).name}")
 
 
-def _below(lengths: Any, size: Any) -> Any:
+def _limits(lengths: Any, size: Any) -> Any:
+    """Lengths `[*B]` as int32 `[*B, 1, 1]`."""
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
     lengths = xp.asarray(lengths)
-    if lengths.dtype.itemsize > 2:  # what is beyond 32 bits is no shorter for it
+    if lengths.dtype.itemsize > 2:  # beyond 32 bits is beyond every index
         lengths = xp.clip(lengths, 0, size)
-    lengths = lengths.astype(np.int32)[..., None, None]
-    index = arange(size).reshape((1,) * (lengths.ndim - 1) + (size,))
-    return index < lengths
+    return lengths.astype(np.int32)[..., None, None]
+
+
+def _row(x: Any, like: Any) -> Any:
+    """A vector as a row with the rank of `like`."""
+    return x.reshape((1,) * (like.ndim - 1) + x.shape)
 
 
 @pytree
 class Padding(Mask):
-    """The first `key_lengths` keys, for the first `query_lengths` queries."""
+    """The first `key_lengths` keys, for the first `query_lengths` queries.
+
+    They are counted by array index, or by position.
+    """
 
     key_lengths: Any
     query_lengths: Any = None
+    positional: bool = static(default=False)
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "padding", {"key_lengths": self.key_lengths, "query_lengths": self.query_lengths}
 
+    def _side(self, lengths: Any, size: Any) -> Any:
+        """Flags by index; by position the lengths themselves, since positions are in the view."""
+        if not self.positional:
+            lengths = _limits(lengths, size)
+            return _row(arange(size), lengths) < lengths
+        lengths = _limits(lengths, np.iinfo(np.int32).max)
+        return lengths + _row(arange(size) * 0, lengths)
+
     def prepare(self, lengths: Lengths) -> Sides:
-        """One bool for each key and, with `query_lengths`, for each query."""
-        query = () if self.query_lengths is None else _below(self.query_lengths, lengths.T)
-        return Sides(query=query, key=_below(self.key_lengths, lengths.S))
+        """One entry for each key and, with `query_lengths`, for each query."""
+        query = () if self.query_lengths is None else self._side(self.query_lengths, lengths.T)
+        return Sides(query=query, key=self._side(self.key_lengths, lengths.S))
 
     def per_head(self) -> "Padding":
-        """The flags are in the sides."""
-        return Padding(None)
+        """The entries are in the sides."""
+        return Padding(None, None, self.positional)
+
+    def by_position(self) -> "Padding":
+        """Keys at positions below their length."""
+        return Padding(self.key_lengths, self.query_lengths, True)
+
+    def by_index(self) -> tuple[Mask, ...]:
+        """Itself, unless it goes by position."""
+        return () if self.positional else (self,)
 
     def allowed(self, view: View) -> Any:
         """Real key, real query."""
-        if isinstance(view.sides.query, tuple):  # no query_lengths
-            return view.sides.key
-        return view.sides.key & view.sides.query
+        return self._real(view, view)
+
+    def _real(self, places: View, limits: View) -> Any:
+        keys, queries = limits.sides.key, limits.sides.query
+        if self.positional:
+            keys = places.key_positions < keys
+        if isinstance(queries, tuple):  # no query_lengths
+            return keys
+        return keys & (places.query_positions < queries if self.positional else queries)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """Any and all of the flags."""
-        return Verdict(self.allowed(high), self.allowed(low))
+        """From the least position and the greatest length, and the other way round."""
+        return Verdict(self._real(low, high), self._real(high, low))
 
 
 @pytree
@@ -88,6 +118,10 @@ class Segments(Mask):
                     + (" (give key_ids where T and S differ)" if self.key_ids is None else "")
                 )
         return Sides(*map(_head, _alike(self.query_ids, key_ids)))
+
+    def by_index(self) -> tuple[Mask, ...]:
+        """Itself."""
+        return (self,)
 
     def per_head(self) -> "Segments":
         """The ids are in the sides."""
@@ -161,6 +195,10 @@ class FromArray(Mask):
             )
         _check_one_reading(tuple(self.array.shape), lengths.lead)
         return Sides(pair=self.array)
+
+    def by_index(self) -> tuple[Mask, ...]:
+        """Itself, unless all keys are alike."""
+        return () if self.array.shape[-1] == 1 else (self,)
 
     def per_head(self) -> "FromArray":
         """The entries are in the sides."""

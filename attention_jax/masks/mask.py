@@ -102,6 +102,14 @@ class Mask(Record):
         """How many of the latest keys a rolling buffer under this mask holds; None is all."""
         return None
 
+    def by_position(self) -> "Mask":
+        """This mask over the keys of a cache: of array indices and positions, the positions."""
+        return self
+
+    def by_index(self) -> "tuple[Mask, ...]":
+        """The parts for which the array index of a key matters."""
+        return ()
+
     def __and__(self, other: object) -> "Mask":
         """Pairs that both masks allow."""
         return And(self, other) if _is_mask(other, "&") else NotImplemented
@@ -243,6 +251,14 @@ class Pair(Mask):
             return second if first is None else first
         return first | second
 
+    def by_position(self) -> "Pair":
+        """Both masks by position."""
+        return type(self)(self.first.by_position(), self.second.by_position())
+
+    def by_index(self) -> tuple[Mask, ...]:
+        """Those of both."""
+        return (*self.first.by_index(), *self.second.by_index())
+
     def _verdicts(self, low: View, high: View) -> tuple[Verdict, Verdict]:
         return (
             self.first.decide(_child(low, 0), _child(high, 0)),
@@ -335,6 +351,14 @@ class Not(Mask):
         """As the inner mask."""
         return self.mask.spoiled()
 
+    def by_position(self) -> "Not":
+        """The inner mask by position."""
+        return Not(self.mask.by_position())
+
+    def by_index(self) -> tuple[Mask, ...]:
+        """As the inner mask."""
+        return self.mask.by_index()
+
     def allowed(self, view: View) -> Any:
         """What the inner mask does not allow."""
         return self.mask.allowed(view) ^ True
@@ -371,13 +395,34 @@ def check_reach(length: int, interval: Interval) -> None:
     )
 
 
-def check_latest(mask: Mask) -> None:
-    """`check_reach` for a mask of a rolling buffer in conjunction with masks that have a bound."""
-    parts = mask.conjuncts()
-    lengths = [length for part in parts if (length := part.latest()) is not None]
-    interval = intersection(*(part for part in parts if part.latest() is None))
-    if lengths and interval.left is not None:
-        check_reach(min(lengths), interval)
+def rolling_length(mask: Mask | None) -> int | None:
+    """The length of a rolling cache whose mask is a part of a conjunction; None without one."""
+    lengths = [part.latest() for part in (() if mask is None else mask.conjuncts())]
+    return min((length for length in lengths if length is not None), default=None)
+
+
+def over_rolling_cache(mask: Mask, length: int) -> Mask:
+    """The mask by position.
+
+    Raises:
+        ValueError: If it reaches further back than `length`, or goes by the array index of keys.
+    """
+    interval = intersection(*(part for part in mask.conjuncts() if part.latest() is None))
+    if interval.left is not None:
+        check_reach(length, interval)
+    mask = mask.by_position()
+    if indexed := mask.by_index():
+        refuse_index("mask", indexed[0], length)
+    return mask
+
+
+def refuse_index(name: str, given: object, length: int) -> None:
+    """Raises for an argument that goes by the array index of keys in a rolling cache."""
+    raise ValueError(
+        f"{name} {given!r} goes by the array index of a key, but a rolling cache of length "
+        f"{length} does not keep keys in the order of their positions: use a {name} of positions, "
+        "or a cache that is not rolling"
+    )
 
 
 __all__ = ["And", "Interval", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View"]

@@ -45,6 +45,10 @@ class Causal(Mask):
         """No key after the query; unbounded for align="end"."""
         return Interval(None, 0 if self.align == "start" else None)
 
+    def by_position(self) -> "Causal":
+        """The last query is at the position of the last key."""
+        return Causal()
+
     def allowed(self, view: View) -> Any:
         """`key position <= query position`."""
         return view.key_positions <= self._reach(view)

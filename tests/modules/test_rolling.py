@@ -14,13 +14,17 @@ from attention_jax.masks import (
     causal,
     custom,
     dilated,
+    from_array,
     global_tokens,
     local,
     longformer,
     padding,
     prefix,
     random,
+    segments,
+    sparse_fixed,
     strided,
+    summary,
     window,
 )
 from tests.modules.flavours import Made
@@ -62,6 +66,36 @@ UNBOUNDED = {
 }
 
 
+ONES = np.ones((1, 1, 1, 4), bool)
+# What decides in conjunction with a window is positions, or it is refused.
+LENGTHS, QUERIES = np.array([6, 8]), np.array([7, 5])
+WINDOWED = {
+    "padding": padding(LENGTHS),
+    "one length": padding(5),
+    "traced lengths": padding(jnp.asarray(LENGTHS), jnp.asarray(QUERIES)),
+    "both sides": padding(LENGTHS, QUERIES),
+    "not padding": ~padding(LENGTHS),
+    "either": padding(LENGTHS) | prefix(7),
+    "prefix": prefix(4),
+    "summary": summary(3, 2),
+    "strided": strided(2),
+    "fixed": sparse_fixed(3),
+    "global": longformer(3, 1),
+    "random": random(KEY, 16, 2, 2),
+    "random by head": random(KEY, 16, 2, 2, 2),
+    "bigbird": bigbird(KEY, 16, 2),
+    "custom": custom(lambda q, k: (q + k) % 3 > 0),
+    "from the end": causal(align="end"),
+    "queries": from_array(np.ones((2, 1, 1, 1), bool)),
+}
+INDEXED = {
+    "array": from_array(ONES),
+    "not array": ~from_array(ONES),
+    "segments": segments(np.zeros(1, int), np.zeros(4, int)),
+    "within": padding(LENGTHS) | (prefix(3) & from_array(ONES)),
+}
+
+
 def _attention(mask):
     return lambda library, **more: library.MultiHeadAttention(2, WIDTH, mask=mask, **more)
 
@@ -97,6 +131,74 @@ def test_a_cache_as_long_as_the_reach_is_enough(name, flavour):
     for size in (1, T):
         with pytest.raises(ValueError, match=rf"length {reach - 1} .* sees {reach} tokens"):
             made(X[:, :size], small, method="with_cache")
+
+
+QUICK = ("both sides", "not padding")
+EACH = [x if x in QUICK else pytest.param(x, marks=pytest.mark.thorough) for x in WINDOWED]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_positions_decide_under_every_mask(name, flavour):
+    mask = window(3, 0) & WINDOWED[name]
+    made = Made(flavour, _attention(mask))
+    full = made(X, is_causal=True)
+    for cache in (made.model.new_cache(2, 5, rolling=True), made.model.new_cache(2, T)):
+        run = jax.jit(lambda x, cache: _steps(made, x, cache, (5, 1, 3))[0])
+        np.testing.assert_allclose(run(X, cache), full, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_positions_decide_in_attend(name):
+    if "end" in name:  # refused with positions, as without a cache
+        return
+    heads = X.reshape(2, T, 2, WIDTH // 2)
+    mask = window(3, 0) & causal() & WINDOWED[name]
+    full = aj.attend(heads, heads, heads, mask=mask)
+    cache = aj.cache.KVCache.init(2, 5, 2, WIDTH // 2, rolling=True)
+    for t in range(T):
+        new = heads[:, t : t + 1]
+        at, cache = cache.next_positions(1), cache.append(new, new)
+        if t not in (6, 8):
+            continue
+        options = {
+            "mask": cache.mask() & mask,
+            "query_positions": at,
+            "key_positions": cache.positions(),
+        }
+        outs = [
+            aj.attend(new, cache.key, cache.value, implementation=implementation, **options)
+            for implementation in ("dense", "blockwise", "flash", None)
+        ]
+        shown = aj.attention_weights(new, cache.key, **options)
+        outs.append(jnp.einsum("bnts,bsnv->btnv", shown, cache.value))
+        for out in outs:
+            np.testing.assert_allclose(out, full[:, t : t + 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_masks_by_array_index_are_refused(name, flavour):
+    given = INDEXED[name]
+    made = Made(flavour, _attention(window(3, 0)))
+    cache, x = made.model.new_cache(2, 4, rolling=True), X[:, :1]
+    words = r"mask (from_array|segments)\(.*\) goes by the array index .* length 4"
+    with pytest.raises(ValueError, match=words):
+        made(x, cache, mask=given, method="with_cache")
+    key = jnp.ones((2, 4, 1, 2))
+    small = aj.cache.KVCache.init(2, 4, 1, 2, rolling=True).append(key, key)
+    at = {"query_positions": jnp.array([3]), "key_positions": small.positions()}
+    for attend in (aj.attend, aj.explain):
+        with pytest.raises(ValueError, match=words):
+            attend(key[:, :1], key, key, mask=small.mask() & (causal() & given), **at)
+
+
+def test_an_array_bias_is_refused_unless_keys_are_alike(flavour):
+    made = Made(flavour, _attention(window(3, 0)))
+    cache, x = made.model.new_cache(2, 4, rolling=True), X[:, :1]
+    alone, _ = made(x, cache, method="with_cache")
+    same, _ = made(x, cache, bias=jnp.ones((1, 2, 1, 1)), method="with_cache")
+    np.testing.assert_allclose(same, alone, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"bias .* goes by the array index .* length 4"):
+        made(x, cache, bias=jnp.ones((1, 2, 1, 4)), method="with_cache")
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
