@@ -1,4 +1,4 @@
-"""The front door: check the arguments, plan, run.
+"""The four public functions: check the arguments, choose a kernel, run it.
 
 out = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
 """
@@ -30,6 +30,7 @@ from attention_jax._core.checks import (
     check_rate,
 )
 from attention_jax._core.compiled import compiled
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import without_float8, zeros
 from attention_jax._core.observe import observer
 from attention_jax._core.term import ArrayBias, Term
@@ -71,13 +72,14 @@ def attend(
         query: `[*B, T, N, H]`, floating.
         key: `[*B, S, K, H]`; query head n uses key/value head n // (N // K).
         value: `[*B, S, K, V]`.
-        score: who matches; `scores.scaled_dot()` by default.
-        mask: who may look: a mask object, or a bool array that broadcasts to `[*B, N, T, S]`.
-        bias: what is added to the scores: a bias object, or a floating array that broadcasts to
-            `[*B, N, T, S]`; an entry of -inf hides its pair.
+        score: a score object; `scores.scaled_dot()` by default.
+        mask: a mask object, or a bool array that broadcasts to `[*B, N, T, S]`; True is visible.
+        bias: added to the scores: a bias object, or a floating array that broadcasts to
+            `[*B, N, T, S]`; an entry of -inf masks its pair.
         query_positions: ints `[T]` or `[*B, T]`, 0..T-1 by default.
         key_positions: ints `[S]` or `[*B, S]`, 0..S-1 by default.
-        dropout_rate: share of weights that are dropped, in [0, 1); the rest grow by 1 / (1 - rate).
+        dropout_rate: probability that a weight is dropped, in [0, 1); the others are scaled by
+            1 / (1 - rate).
         dropout_key: a PRNG key, needed with a rate above 0.
         implementation: "dense", "blockwise", "flash", "short", "single_query", "cudnn", "splash", a
             sequence of names to try in order, or None to let the plan choose. A named kernel
@@ -86,14 +88,14 @@ def attend(
         precision: of the matrix products, as in `jax.default_matmul_precision`.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; softmax and accumulation in float32 at least. A
-        query that may see nothing gets 0, and what is masked changes nothing, NaN included.
+        `[*B, T, N, V]` with the query's dtype; softmax and accumulation in float32 at least. An
+        empty row is 0. Masked keys and values, NaN included, do not affect the result.
 
     Raises:
-        TypeError: a mask that is not boolean, a bias that is not floating, a wrong kind of
-            argument.
+        TypeError: a mask that is not boolean, a bias that is not floating, an argument of the
+            wrong type.
         ValueError: shapes, rates or positions that do not fit.
-        NotImplementedError: a named implementation cannot do a part of the request.
+        NotImplementedError: a named implementation does not support a part of the request.
 
     References:
         Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025;
@@ -116,6 +118,7 @@ def attend(
     return execute(request, implementation).out
 
 
+@arguments_of(attend)
 def attend_with_stats(
     query: Query,
     key: Key,
@@ -132,26 +135,12 @@ def attend_with_stats(
     block_size: int | tuple[int, int] | None = None,
     precision: Any = None,
 ) -> tuple[Float[Array, "*B T N V"], Stats]:
-    """Attention, and statistics of its weights at the price of one accumulator.
-
-    Args:
-        query: as in `attend`, and so are all the others.
-        key: see `attend`.
-        value: see `attend`.
-        score: see `attend`.
-        mask: see `attend`.
-        bias: see `attend`.
-        query_positions: see `attend`.
-        key_positions: see `attend`.
-        dropout_rate: see `attend`; statistics are of the weights before dropout.
-        dropout_key: see `attend`.
-        implementation: see `attend`.
-        block_size: see `attend`.
-        precision: see `attend`.
+    """Attention and statistics of its weights, at little extra cost.
 
     Returns:
-        `(out, stats)`: stats.lse, stats.entropy and stats.max_logit are `[*B, N, T]`,
-        differentiable, float32 (float64 for float64 inputs); an empty row has -inf, 0 and -inf.
+        `(out, stats)`: stats.lse, stats.entropy and stats.max_logit are `[*B, N, T]`, of the
+        weights before dropout, differentiable, float32 (float64 for float64 inputs); an empty row
+        has -inf, 0 and -inf.
     """
     request = make_request(
         query,
@@ -174,6 +163,7 @@ def attend_with_stats(
     return result.out, stats
 
 
+@arguments_of(attend)
 def attention_weights(
     query: Query,
     key: Key,
@@ -185,20 +175,10 @@ def attention_weights(
     key_positions: KeyPositions | None = None,
     precision: Any = None,
 ) -> Float[Array, "*B N T S"]:
-    """The weights `p_ts` themselves: O(T·S) memory, for looking at.
-
-    Args:
-        query: `[*B, T, N, H]`.
-        key: `[*B, S, K, H]`.
-        score: see `attend`.
-        mask: see `attend`.
-        bias: see `attend`.
-        query_positions: see `attend`.
-        key_positions: see `attend`.
-        precision: see `attend`.
+    """Attention weights `p_ts`, in O(T·S) memory.
 
     Returns:
-        `[*B, N, T, S]` with the query's dtype; rows sum to 1, or to 0 where nothing is visible.
+        `[*B, N, T, S]` with the query's dtype; rows sum to 1, or to 0 if they are empty.
     """
     as_array("key", key)
     value = key[..., :0]
@@ -218,6 +198,7 @@ def attention_weights(
     return zeros(shape, query.dtype) if 0 in shape else _weights(request)
 
 
+@arguments_of(attend)
 def explain(
     query: Query,
     key: Key,
@@ -234,25 +215,12 @@ def explain(
     block_size: int | tuple[int, int] | None = None,
     precision: Any = None,
 ) -> Plan:
-    """The plan that `attend` would follow for these arguments, without computing anything.
+    """The plan of a call of `attend` with these arguments; computes nothing.
 
-    Args:
-        query: an array or a `jax.ShapeDtypeStruct`, as all arrays here may be.
-        key: see `attend`.
-        value: see `attend`.
-        score: see `attend`.
-        mask: see `attend`.
-        bias: see `attend`.
-        query_positions: see `attend`.
-        key_positions: see `attend`.
-        dropout_rate: see `attend`.
-        dropout_key: see `attend`.
-        implementation: see `attend`.
-        block_size: see `attend`.
-        precision: see `attend`.
+    Any array may be a `jax.ShapeDtypeStruct`.
 
     Returns:
-        A `Plan`; it prints well.
+        A `Plan`: the kernel, its blocks, and the reasons against the other kernels.
     """
     parts = (score, mask, bias, query_positions, key_positions, dropout_key)
     plans = []
@@ -276,7 +244,7 @@ def explain(
         plans.append(make_plan(request, implementation))
 
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(parts)):
-        jax.eval_shape(plan, parts)  # as what is traced: known by its shape alone
+        jax.eval_shape(plan, parts)
     else:
         plan(parts)
     return plans[0]
@@ -299,7 +267,7 @@ def make_request(
     precision: Any = None,
     statistics: bool = False,
 ) -> Request:
-    """The arguments of a call, checked, as a request."""
+    """Checks the arguments of a call and makes a `Request` of them."""
     layout = check_inputs(query, key, value)
     key, value = without_float8(key), without_float8(value)
     score = scaled_dot() if score is None else score
@@ -385,7 +353,7 @@ def _execute(request: Request, implementation: Implementation) -> Result:
 
 
 def _nothing(request: Request) -> Result:
-    """The result where there is no pair at all: every row is empty."""
+    """The result without any pair: every row is empty."""
     layout = request.layout
     out = zeros((*layout.batch, layout.T, layout.N, layout.V), request.query.dtype)
     if not request.statistics:
