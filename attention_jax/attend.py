@@ -38,8 +38,9 @@ from attention_jax.kernels import dense
 from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
 from attention_jax.masks.block_map import block_pair
+from attention_jax.masks.buffer import over_rolling_cache, refuse_index, rolling_length
 from attention_jax.masks.data import from_array
-from attention_jax.masks.mask import Lengths, Mask, over_rolling_cache, refuse_index, rolling_length
+from attention_jax.masks.mask import Lengths, Mask
 from attention_jax.plan import KERNELS, Plan, choose, make_plan
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot

@@ -12,7 +12,8 @@ from attention_jax._core.axes import Array
 from attention_jax._core.record import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
-from attention_jax.masks.mask import Interval, check_reach
+from attention_jax.masks.buffer import check_reach
+from attention_jax.masks.mask import Interval
 from attention_jax.scores import Score
 from attention_jax.scores.modifiers import LogLength
 

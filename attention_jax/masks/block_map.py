@@ -1,14 +1,15 @@
-"""Block maps: which blocks of the [T, S] plane a kernel must visit.
+"""Block maps: which blocks of the [T, S] plane a kernel visits.
 
-    kind(i, j) = 0 skipped   no pair of the block may attend
-                 1 partial   look inside
-                 2 full      every pair may attend
+    kind(i, j) = 0 skipped   every pair of the block is masked
+                 1 partial   the mask is evaluated
+                 2 full      every pair is visible
 
 Static masks give a NumPy map while tracing; masks with data give a traced one. Neither costs more
 than O(T + S) and one small number a block.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,19 @@ from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import Record, pytree, static
 from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.view import Lengths, Verdict, View
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
 _SIGNS = "·▒█"
 _PICTURE = 64  # rows and columns of the largest picture
+
+
+@runtime_checkable
+class Mask(Protocol):
+    """The two answers of a mask; see `attention_jax.masks.mask`."""
+
+    allowed: Callable[[View], Any]
+    decide: Callable[[View, View], Verdict]
 
 
 @pytree
@@ -48,12 +57,12 @@ class BlockMap(Record):
 
     @property
     def partial(self) -> Any:
-        """How many blocks are looked into."""
+        """How many blocks are partial."""
         return (self.kinds == PARTIAL).sum()
 
     @property
     def skipped(self) -> Any:
-        """How many blocks are never touched."""
+        """How many blocks are skipped."""
         return (self.kinds == SKIPPED).sum()
 
     @property
@@ -165,7 +174,7 @@ def _reduce(x: Any, axis: int, size: int, kind: str) -> Any:
 
 
 def density(mask: Mask, view: View, lengths: Lengths, *, size: int = 1024) -> float:
-    """The share of pairs that may attend: full blocks are counted, partial ones looked into."""
+    """The share of visible pairs: full blocks are counted, partial ones are evaluated."""
     T, S = lengths.T, lengths.S
     if T == 0 or S == 0:
         return 0.0

@@ -4,7 +4,7 @@ from typing import Any
 
 from attention_jax._core.record import pytree
 from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.mask import Interval, Lengths, Mask, Verdict, View, intersection
 from attention_jax.masks.patterns import Window
 
 
@@ -48,3 +48,53 @@ class Latest(Window):
     def latest(self) -> int | None:
         """The buffer's length."""
         return None if self.left is None else self.left + 1
+
+
+def check_reach(length: int, interval: Interval) -> None:
+    """Checks that a buffer of the latest `length` keys holds all that a query sees.
+
+    Raises:
+        ValueError: If `interval` begins before the buffer, or has no known beginning.
+    """
+    if interval.left is not None and interval.left < length:
+        return
+    if interval.left is None:
+        reach = "the mask does not bound how far back a query sees (its reach is unlimited)"
+        way = f"a mask with window({length - 1}, 0)"
+    else:
+        reach = f"under the mask a query sees {interval.left + 1} tokens, itself counted"
+        way = f"a rolling cache of length {interval.left + 1}"
+    raise ValueError(
+        f"a rolling cache of length {length} holds the latest {length} tokens alone, but {reach}: "
+        f"give {way}, or a cache that is not rolling"
+    )
+
+
+def rolling_length(mask: Mask | None) -> int | None:
+    """The length of a rolling cache whose mask is a part of a conjunction; None without one."""
+    lengths = [part.latest() for part in (() if mask is None else mask.conjuncts())]
+    return min((length for length in lengths if length is not None), default=None)
+
+
+def over_rolling_cache(mask: Mask, length: int) -> Mask:
+    """The mask by position.
+
+    Raises:
+        ValueError: If it reaches further back than `length`, or goes by the array index of keys.
+    """
+    interval = intersection(*(part for part in mask.conjuncts() if part.latest() is None))
+    if interval.left is not None:
+        check_reach(length, interval)
+    mask = mask.by_position()
+    if indexed := mask.by_index():
+        refuse_index("mask", indexed[0], length)
+    return mask
+
+
+def refuse_index(name: str, given: object, length: int) -> None:
+    """Raises for an argument that goes by the array index of keys in a rolling cache."""
+    raise ValueError(
+        f"{name} {given!r} goes by the array index of a key, but a rolling cache of length "
+        f"{length} does not keep keys in the order of their positions: use a {name} of positions, "
+        "or a cache that is not rolling"
+    )

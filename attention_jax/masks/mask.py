@@ -1,14 +1,16 @@
-"""What a mask is: the second of attention's four choices, who may look; and the algebra.
+"""The base class of masks, and their algebra.
 
     mask(t, s) = True where query t may attend to key s
 
-A mask answers two questions: which entries of a block (`allowed`), and, from the ranges of a whole
-block's data, whether surely none, surely all or some of them (`decide`). The second is three-valued
-logic, so `&`, `|` and `~` compose both answers. A new mask is one class with these two methods.
+A mask has two answers: the entries of a block (`allowed`), and, from the ranges of the block's
+data, whether it is empty, full or partial (`decide`). The second is three-valued logic, so `&`, `|`
+and `~` compose both. A new mask is one class with these two methods; the others have defaults that
+are always right and make it usable in fewer places: by vendors' kernels, sub-quadratic attention
+and rolling caches.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import jax.export
@@ -20,48 +22,8 @@ from attention_jax._core.checks import check_count, check_positions
 from attention_jax._core.numerics import arange
 from attention_jax._core.record import Record, pytree
 from attention_jax._core.term import Sides
-
-
-class View(NamedTuple):
-    """What a mask looks at, shaped so that queries run down and keys across.
-
-    `sides.query` leaves are `[..., T, 1]`, `sides.key` leaves `[..., 1, S]`, `sides.pair` leaves
-    `[..., #T, #S]`; positions likewise. In `decide` there are two views, of the least and of the
-    greatest value in each block, with T and S counting blocks.
-    """
-
-    sides: Sides
-    query_positions: Any
-    key_positions: Any
-
-
-class Verdict(NamedTuple):
-    """What is known of a block: may any of its pairs attend, do surely all of them."""
-
-    some: Any
-    every: Any
-
-
-class Interval(NamedTuple):
-    """Bounds of visible keys: a query at p sees none outside `p - left .. p + right`.
-
-    None is no bound, or none that is known.
-    """
-
-    left: int | None
-    right: int | None
-
-
-class Lengths(NamedTuple):
-    """The sizes a mask may need, and whether positions are the default ones.
-
-    `lead` is `(*B, N)`, or empty where it is not known.
-    """
-
-    T: int
-    S: int
-    default_positions: bool = True
-    lead: tuple[int, ...] = ()
+from attention_jax.masks import block_map as blocks
+from attention_jax.masks.view import Interval, Lengths, Verdict, View, spread
 
 
 class Mask(Record):
@@ -175,8 +137,8 @@ class Mask(Record):
         *,
         query_positions: AnyArray | None = None,
         key_positions: AnyArray | None = None,
-    ) -> Any:
-        """Which blocks of the `[T, S]` plane a kernel visits; prints as a picture.
+    ) -> blocks.BlockMap:
+        """The block map of the `[T, S]` plane; its repr is a picture.
 
         Args:
             T: number of queries.
@@ -188,17 +150,13 @@ class Mask(Record):
         Returns:
             A `BlockMap`; its `kinds` are int8 `[..., nT, nS]`: 0 skipped, 1 partial, 2 full.
         """
-        from attention_jax.masks.block_map import block_map
-
         view, lengths = self._view(T, S, query_positions, key_positions)
-        return block_map(self, view, lengths, block_size)
+        return blocks.block_map(self, view, lengths, block_size)
 
     def density(self, T: int, S: int) -> float:
         """The share of the `[T, S]` pairs that may attend; only partial blocks are looked into."""
-        from attention_jax.masks.block_map import density
-
         view, lengths = self._view(T, S)
-        return density(self, view, lengths)
+        return blocks.density(self, view, lengths)
 
 
 def _length(name: str, length: Any) -> Any:
@@ -212,15 +170,6 @@ def _positions(name: str, positions: Any, length: Any) -> Any:
     positions = positions.astype(np.int32)
     # batch axes come before a head axis of size 1
     return positions if np.ndim(positions) == 1 else positions[..., None, :]
-
-
-def spread(sides: Sides) -> Sides:
-    """Query data down, key data across: the shapes that a `View` holds."""
-    return Sides(
-        query=jax.tree.map(lambda x: x[..., :, None], sides.query),
-        key=jax.tree.map(lambda x: x[..., None, :], sides.key),
-        pair=sides.pair,
-    )
 
 
 def _child(view: View, index: int) -> View:
@@ -375,54 +324,4 @@ def intersection(*masks: Mask) -> Interval:
     return Interval(*(min((x for x in side if x is not None), default=None) for side in sides))
 
 
-def check_reach(length: int, interval: Interval) -> None:
-    """Checks that a buffer of the latest `length` keys holds all that a query sees.
-
-    Raises:
-        ValueError: If `interval` begins before the buffer, or has no known beginning.
-    """
-    if interval.left is not None and interval.left < length:
-        return
-    if interval.left is None:
-        reach = "the mask does not bound how far back a query sees (its reach is unlimited)"
-        way = f"a mask with window({length - 1}, 0)"
-    else:
-        reach = f"under the mask a query sees {interval.left + 1} tokens, itself counted"
-        way = f"a rolling cache of length {interval.left + 1}"
-    raise ValueError(
-        f"a rolling cache of length {length} holds the latest {length} tokens alone, but {reach}: "
-        f"give {way}, or a cache that is not rolling"
-    )
-
-
-def rolling_length(mask: Mask | None) -> int | None:
-    """The length of a rolling cache whose mask is a part of a conjunction; None without one."""
-    lengths = [part.latest() for part in (() if mask is None else mask.conjuncts())]
-    return min((length for length in lengths if length is not None), default=None)
-
-
-def over_rolling_cache(mask: Mask, length: int) -> Mask:
-    """The mask by position.
-
-    Raises:
-        ValueError: If it reaches further back than `length`, or goes by the array index of keys.
-    """
-    interval = intersection(*(part for part in mask.conjuncts() if part.latest() is None))
-    if interval.left is not None:
-        check_reach(length, interval)
-    mask = mask.by_position()
-    if indexed := mask.by_index():
-        refuse_index("mask", indexed[0], length)
-    return mask
-
-
-def refuse_index(name: str, given: object, length: int) -> None:
-    """Raises for an argument that goes by the array index of keys in a rolling cache."""
-    raise ValueError(
-        f"{name} {given!r} goes by the array index of a key, but a rolling cache of length "
-        f"{length} does not keep keys in the order of their positions: use a {name} of positions, "
-        "or a cache that is not rolling"
-    )
-
-
-__all__ = ["And", "Interval", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View"]
+__all__ = ["And", "Interval", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View", "spread"]

@@ -1,0 +1,58 @@
+"""What a mask is evaluated on, and what it answers."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from attention_jax._core.term import Sides
+
+
+class View(NamedTuple):
+    """Data of a mask with queries as rows and keys as columns.
+
+    `sides.query` leaves are `[..., T, 1]`, `sides.key` leaves `[..., 1, S]`, `sides.pair` leaves
+    `[..., #T, #S]`; positions likewise. `Mask.decide` takes two views, of the minimum and of the
+    maximum in each block, with T and S counting blocks.
+    """
+
+    sides: Sides
+    query_positions: Any
+    key_positions: Any
+
+
+class Verdict(NamedTuple):
+    """Bounds for the pairs of a block: whether some may be visible, and whether all surely are."""
+
+    some: Any
+    every: Any
+
+
+class Interval(NamedTuple):
+    """Bounds of visible keys: for a query at p, none outside `p - left .. p + right`.
+
+    None is no bound, or an unknown one.
+    """
+
+    left: int | None
+    right: int | None
+
+
+class Lengths(NamedTuple):
+    """The lengths of a call, and whether its positions are the default ones.
+
+    `lead` is `(*B, N)`, or empty where it is not known.
+    """
+
+    T: int
+    S: int
+    default_positions: bool = True
+    lead: tuple[int, ...] = ()
+
+
+def spread(sides: Sides) -> Sides:
+    """The data of a `View`: queries as rows, keys as columns."""
+    return Sides(
+        query=jax.tree.map(lambda x: x[..., :, None], sides.query),
+        key=jax.tree.map(lambda x: x[..., None, :], sides.key),
+        pair=sides.pair,
+    )
