@@ -8,8 +8,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = {
     ".py",
@@ -113,11 +111,7 @@ def test_every_core_dependency_has_a_lower_bound_and_is_used():
     assert names == ["jax", "flax", "optax", "chex", "einops", "jaxtyping"]
 
 
-@pytest.mark.parametrize("path", text_files(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_a_file_is_short_and_names_no_machine(path):
-    text = path.read_text()
-    lines = text.count("\n")
-    assert lines <= 400, f"{lines} lines: a file holds one idea, in at most 400"
+def test_files_are_short_and_name_no_machine():
     # Written in pieces, so that this file is not an instance of what it forbids.
     forbidden = [
         "py" + r"pi\.",
@@ -127,5 +121,11 @@ def test_a_file_is_short_and_names_no_machine(path):
         "registry" + r"\.",
         r"(?<![\w.])/" + r"(work|opt|root|home|mnt)/",
     ]
-    found = [(p, m[0]) for p in forbidden if (m := re.search(p, text))]
-    assert not found
+    wrong = []
+    for path in text_files():
+        text = path.read_text()
+        if (lines := text.count("\n")) > 400:
+            wrong.append(f"{path}: {lines} lines, where a file has at most 400")
+        found = [match[0] for pattern in forbidden if (match := re.search(pattern, text))]
+        wrong += [f"{path}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
