@@ -103,7 +103,7 @@ def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
     everything = set(aj.testing.FEATURES) - {"scale"}
     if not thorough:
         everything &= {"mask", "bias", "lengths", "grouped_heads", "gradients", "bias_gradient"}
-    if kernel in VENDORS.values():
+    if kernel in VENDORS.values() or kernel in _NARROW:
         return {"fault": _unlike_dense(kernel)}
     f = functools.partial(aj.attend, implementation=kernel)
     spaces = {"scores": aj.scores, "masks": aj.masks} if thorough else {}
@@ -129,8 +129,12 @@ def _unoptimised() -> Iterator[None]:
         jax.clear_caches()
 
 
+# Kernels for some requests alone: the number of queries, and whether they take a mask.
+_NARROW = {"short": (256, False), "single_query": (1, True)}
+
+
 def _unlike_dense(kernel: str) -> str | None:
-    """Return how a kernel that refuses the suite's odd sizes differs from the dense one, or None.
+    """Return how a kernel that refuses most of the suite differs from the dense one, or None.
 
     A vendor's takes bfloat16 and multiples of 128, so it is compared on these, with gradients.
     """
@@ -141,8 +145,10 @@ def _unlike_dense(kernel: str) -> str | None:
     import attention_jax as aj
     from experiments.bench.contest import gradient, normal
 
-    arrays = normal(0, *[(2, 256, 2, 128)] * 3, dtype=jnp.bfloat16)
-    mask = aj.masks.causal()
+    queries, masked = _NARROW.get(kernel, (256, True))
+    query, *rest = normal(0, *[(2, 256, 2, 128)] * 3, dtype=jnp.bfloat16)
+    arrays = (query[:, -queries:], *rest)
+    mask = aj.masks.causal(align="end") if masked else None
 
     def both(name: str) -> Any:
         f = functools.partial(aj.attend, mask=mask, implementation=name)

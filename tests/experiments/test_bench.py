@@ -86,8 +86,8 @@ def test_it_measures_and_reports(tmp_path, monkeypatch):
 def test_of_a_wrong_kernel_nothing_is_timed(tmp_path, monkeypatch):
     right = KERNELS["dense"].run
 
-    def wrong(request):
-        result = right(request)
+    def wrong(*arguments):
+        result = right(*arguments)
         return result._replace(out=result.out * 1.001)
 
     monkeypatch.setattr(table, "table", tiny)
@@ -101,12 +101,13 @@ def test_of_a_wrong_kernel_nothing_is_timed(tmp_path, monkeypatch):
     assert "dense does not conform, so nothing is timed" in page
 
 
-def test_a_vendor_s_kernel_is_compared_with_the_dense_one(monkeypatch):
-    assert bench._unlike_dense("flash") is None
+def test_a_kernel_for_some_requests_is_compared_with_the_dense_one(monkeypatch):
+    for kernel in ("flash", "short", "single_query"):
+        assert bench._unlike_dense(kernel) is None
     right = KERNELS["flash"].run
 
-    def wrong(request):
-        result = right(request)
+    def wrong(*arguments):
+        result = right(*arguments)
         return result._replace(out=result.out * 1.1)
 
     monkeypatch.setattr(KERNELS["flash"], "run", wrong)
