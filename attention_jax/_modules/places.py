@@ -41,6 +41,11 @@ class PositionRecipe:
         del sizes
         return {}
 
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the scheme adds a bias to the scores."""
+        return type(self).bias is not PositionRecipe.bias
+
     def turn(self, x: Array, at: Any) -> Array:
         """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
         del at
@@ -231,7 +236,7 @@ NAMED: dict[str, PositionRecipe] = {
 }
 
 
-def recipe(given: PositionRecipe | Term | str | None) -> PositionRecipe:
+def recipe(given: AnyPositions) -> PositionRecipe:
     """The recipe that a `positions=` argument stands for.
 
     Args:

@@ -333,7 +333,7 @@ NAMED: dict[str, ScoreRecipe] = {
 }
 
 
-def recipe(score: Score | ScoreRecipe | str | None) -> ScoreRecipe:
+def recipe(score: AnyScore) -> ScoreRecipe:
     """The recipe that a `score=` argument stands for.
 
     Args:

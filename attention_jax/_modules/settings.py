@@ -1,6 +1,5 @@
 """What every module checks where it is written down, so that no wrong setting waits for a call."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -48,12 +47,6 @@ def check_settings(**given: Any) -> None:
         elif name == "activation":
             check_activation(value)
     _check_kernel(given.get("implementation"), given.get("block_size"))
-
-
-def check_fields(module: Any) -> None:
-    """`check_settings` of a dataclass's fields."""
-    fields = (f.name for f in dataclasses.fields(module))
-    check_settings(**{name: getattr(module, name) for name in fields})
 
 
 def _check_init(name: str, value: Any) -> None:

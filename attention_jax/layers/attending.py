@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import is_concrete
+from attention_jax._core.numerics import is_concrete, widen
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import AnyBias, AnyMask, combine
+from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax._modules.caches import by_position, counted
 from attention_jax._modules.flags import Flag
 from attention_jax._modules.recipes import Sizes
@@ -37,9 +37,10 @@ class AttentionLayer(LinearSettings, DroppingLayer):
     implementation: str | tuple[str, ...] | None = None
     block_size: int | tuple[int, int] | None = None
 
-    broadcast_dropout = False  # a setting of multi-head attention
+    broadcast_dropout = force_fp32_for_softmax = False  # settings of multi-head attention
 
-    _passed_on = ("score", "positions", "mask")
+    _passed_on = ("score", "positions")
+    _with_arrays: ClassVar[Mapping[str, Any]] = {"mask": as_mask}
     _arguments: ClassVar[Mapping[str, str]] = {
         "mask": "A mask object or boolean array, True where a query may attend to a key.",
         "bias": "Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.",
@@ -123,6 +124,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
         """The weights that `_run` uses, before dropout."""
         score, mask = self._score_and_mask(query, key, mask, count)
         options = {"score": score, "mask": mask, "bias": bias, "precision": self.precision}
+        query = widen(query) if self.force_fp32_for_softmax else query
         return attention_weights(query, key, **options, **positions)
 
     def _score_and_mask(

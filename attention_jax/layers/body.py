@@ -38,6 +38,7 @@ class Body:
 
     _counts: ClassVar[tuple[str, ...]] = ()  # the settings that are positive ints, or None
     _passed_on: ClassVar[tuple[str, ...]] = ()  # the settings that only construction uses
+    _with_arrays: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # how to read those with arrays
     _first: ClassVar[str | None] = None  # what makes the submodule that checks the settings
     _random: ClassVar[Mapping[str, str]] = {}  # what `random` stands for, with descriptions
     _arguments: ClassVar[Mapping[str, str]] = {}  # descriptions of what several methods take
@@ -78,8 +79,41 @@ class Body:
         """
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
-    def _cache_of(self, attention: Any) -> Any:
+    def _linear(self, part: Any, x: Any, features: tuple[int, ...], known: Any = None) -> Any:
+        """The output `[..., *features]` of a projection that `Construction.projection` made.
+
+        Args:
+            part: The projection, or what has replaced it.
+            x: Its input.
+            features: The last axes of the output.
+            known: The output as a `Projected`, where one product of several projections has it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _kernels(self, parts: Any, inputs: tuple[int, ...], features: Any) -> Any:
+        """Kernel and bias of each projection; None where one is not as it was made.
+
+        Args:
+            parts: The projections.
+            inputs: The last axes of their common input.
+            features: The last axes of each output.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _late(self, name: str, shape: tuple[int, ...]) -> Any:
+        """The parameter that was made with `Construction.late_param`, of a shape that is known."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _stored_cache(self) -> Any:
         """The cache that an attention keeps itself, with `decode`; None where there is none yet."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _store_cache(self, cache: Any) -> None:
+        """Keeps the cache in the module."""
+        raise NotImplementedError(f"{type(self).__name__} has no flavour")
+
+    def _sow_weights(self, weights: Any) -> None:
+        """Adds weights to the intermediates, as "attention_weights"."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _dropout_key(self, name: str, training: Any, **random: Any) -> Any:

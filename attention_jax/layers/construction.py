@@ -31,14 +31,14 @@ class Construction:
         """The options of every linear layer of the module, unless `options` has another.
 
         Args:
-            output: Whether it is the layer that ends the module, which may have initialisers of its
-                own.
+            output: Whether it is the layer that ends the module, which may have initialisers and
+                metadata of its own.
             **options: Others.
         """
         found = self.take("dtype", "param_dtype", "precision", "use_bias")
-        for name in ("kernel_init", "bias_init"):
+        for name in ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata"):
             own = getattr(self.given, f"out_{name}", None) if output else None
-            found |= self.take(name) if own is None else {name: own}
+            found |= {name: own} if own else self.take(name)
         return {**found, **options}
 
     def dense(self, inputs: int, outputs: int, **options: Any) -> Any:
@@ -48,11 +48,10 @@ class Construction:
     def projection(
         self, inputs: Any, features: tuple[int, ...] | None, axes: int = 1, **options: Any
     ) -> Any:
-        """A linear function of the last `axes` axes, `projection(x, features)`.
+        """A linear function of the last `axes` axes, which `Body._linear` calls.
 
         Its kernel is `[*inputs, *features]`, drawn with the fan of a matrix; without a size the
-        features are those of the call. `projection.parameters(inputs, features)` are the kernel
-        and the bias, or None for it.
+        features are those of the call.
         """
         raise NotImplementedError
 
@@ -64,8 +63,22 @@ class Construction:
         """The parameter that `draw` makes from a key; its array is `parameter[...]`."""
         raise NotImplementedError
 
+    def late_param(
+        self, name: str, shape: tuple[int, ...] | None, draw: Callable[[Array, Any], Array]
+    ) -> None:
+        """The parameter `draw(key, shape)`, for `Body._late`; None is a shape not known yet."""
+        raise NotImplementedError
+
+    def hash_key(self) -> Any:
+        """The data of a random key that stays, `key[...]`."""
+        raise NotImplementedError
+
+    def discard(self, *names: str) -> None:
+        """Removes submodules that the module does not use."""
+        raise NotImplementedError
+
     def layer_norm(self, features: int | None, *, use_bias: bool = True, name: str = "") -> Any:
-        """LayerNorm over the last axis; `name` is where it stands in its layer."""
+        """LayerNorm over the last axis; `name` is its name, where it has metadata of its own."""
         raise NotImplementedError
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:

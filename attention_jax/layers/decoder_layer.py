@@ -242,7 +242,7 @@ class TransformerDecoderLayer(TransformerLayer):
         check_width("memory", memory, self.in_features, "[*B, S, in_features]")
         x, memory, flags = self._cast(x), self._cast(memory), (deterministic, random)
         at = told["query_positions"]
-        if self.decode and (cache := self._cache_of(self.self_attention)) is not None:
+        if self.decode and (cache := self.self_attention._stored_cache()) is not None:
             at = cache.next_positions(x.shape[-2], told.get("valid"))
         x, _ = self._attend_to_self(x, *flags, mask=mask, **told)
         options = self._cross_options(memory_mask, at, *flags)

@@ -121,5 +121,5 @@ class GraphAttention(AttentionLayer):
     def _query_and_key(self, x: Any) -> tuple[Array, Array]:
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         heads = (self.num_heads, self.head_features)
-        query = calm(lambda x: self.target(x, heads), x)
-        return query, shielded(lambda x: self.source(x, heads), x)
+        query = calm(lambda x: self._linear(self.target, x, heads), x)
+        return query, shielded(lambda x: self._linear(self.source, x, heads), x)

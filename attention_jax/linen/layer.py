@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 
 from attention_jax._core.axes import Array
-from attention_jax.cache import KVCache
+from attention_jax._modules.fused import Projected
 from attention_jax.layers import body
+from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
-from attention_jax.linen.caching import stored_cache
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.projection import Projection
 from attention_jax.linen.randomness import dropout_key
-from attention_jax.linen.scores import ScoreParameters
+from attention_jax.linen.scores import PositionParameters, ScoreParameters
 from attention_jax.linen.stacking import apply_layers
 
 MODULES: dict[Any, Any] = {}  # by the body that they are made of
@@ -61,8 +62,24 @@ class Layer(body.Body, nn.Module):
         return apply_layers(self, call, carry, items)
 
     @nn.nowrap
-    def _cache_of(self, attention: Any) -> KVCache | None:
-        return stored_cache(attention)
+    def _linear(self, part: Any, x: Any, features: Any, known: Projected | None = None) -> Array:
+        return part(x, features) if known is None else part(x, features, known)
+
+    @nn.nowrap
+    def _kernels(self, parts: Any, inputs: Any, features: Any) -> Any:
+        own = (1, self.use_bias, self.dtype, self.precision)
+        as_made = all(
+            type(part) is Projection
+            and (part.axes, part.use_bias, part.dtype, part.precision) == own
+            for part in parts
+        )
+        if self.is_initializing() or not as_made:
+            return None
+        return [part.parameters(inputs, own) for part, own in zip(parts, features, strict=True)]
+
+    @nn.nowrap
+    def _late(self, name: str, shape: Any) -> Array:
+        return getattr(self, f"_late_{name}")(shape)
 
     @nn.nowrap
     def _dropout_key(self, name: str, training: bool | Array, dropout_rng: Any = None) -> Any:
@@ -75,6 +92,18 @@ class AttentionLayer(Layer):
     _random: ClassVar[Mapping[str, str]] = {
         "dropout_rng": 'The dropout key; None takes one from the stream "dropout".'
     }
+
+
+class LateParameter(nn.Module):
+    """A parameter whose shape is that of a call; it shares the scope of its layer."""
+
+    called: str
+    draw: Callable[[Array, Any], Array]
+
+    @nn.compact
+    def __call__(self, shape: tuple[int, ...]) -> Array:
+        """The parameter."""
+        return self.param(self.called, self.draw, shape)
 
 
 class LinenConstruction(Construction):
@@ -104,9 +133,27 @@ class LinenConstruction(Construction):
         """`Module.param`."""
         return self._layer.param(name, draw)
 
-    def layer_norm(self, features: int, **options: Any) -> LayerNorm:
+    def late_param(self, name: str, shape: Any, draw: Callable[[Array, Any], Array]) -> None:
+        """`LateParameter`."""
+        del shape
+        late = LateParameter(name, draw)
+        setattr(self._layer, f"_late_{name}", late)
+        nn.share_scope(self._layer, late)
+
+    def hash_key(self) -> Array:
+        """A variable of the collection "hash"."""
+
+        def draw() -> Array:
+            return jax.random.key_data(self._layer.make_rng("params"))
+
+        return self._layer.variable("hash", "hash_key", draw).value
+
+    def discard(self, *names: str) -> None:
+        """Nothing: what is never called has no parameters."""
+
+    def layer_norm(self, features: Any, *, name: str = "", **options: Any) -> LayerNorm:
         """`LayerNorm`."""
-        del features
+        del features, name
         return LayerNorm(**self.take("dtype", "param_dtype"), **options)
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
@@ -116,7 +163,7 @@ class LinenConstruction(Construction):
 
     def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
         """The module that `kind` makes."""
-        make = MODULES["MultiHeadAttention"] if kind is None else kind
+        make = MODULES[MultiHeadAttention] if kind is None else kind
         return make(*args, **options, **self._options)
 
     def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
@@ -126,10 +173,16 @@ class LinenConstruction(Construction):
     def dropout_stream(self, rate: float | int) -> None:
         """Nothing: the stream comes with `apply`."""
 
-    def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
+    def score(self, given: Any, num_heads: int, query_depth: Any, key_depth: Any) -> None:
         """`ScoreParameters`, whose sizes are those of queries and keys in a call."""
-        settings = self.take("dtype", "param_dtype", "kernel_init")
-        self.keep("score", ScoreParameters(score=given, **settings))
+        self.keep("score", ScoreParameters(score=given, **self._drawing()))
+
+    def positions(self, given: Any, num_heads: int, depth: int | None) -> None:
+        """`PositionParameters`, whose sizes are those of a call."""
+        self.keep("positions", PositionParameters(positions=given, **self._drawing()))
+
+    def _drawing(self) -> dict[str, Any]:
+        return self.take("dtype", "param_dtype", "kernel_init")
 
     def keep(self, name: str, part: Any) -> None:
         """A submodule of that name, as the attribute `_part_name`: a field keeps its own."""

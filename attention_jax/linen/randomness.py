@@ -1,18 +1,10 @@
 """Which key a layer drops out with: the stream "dropout" of `apply(..., rngs={"dropout": key})`."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
-from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._core.checks import check_rate
-from attention_jax._modules.flags import Flag, if_training, is_training
-
-Out = TypeVar("Out")
 
 
 def dropout_key(
@@ -43,43 +35,3 @@ def dropout_key(
         f'{name} in training needs randomness for dropout: give `rngs={{"dropout": key}}` to '
         "apply, or deterministic=True"
     )
-
-
-def loud(run: Callable[[], Out]) -> Out:
-    """NaN for all that `run` returns: where a traced flag says training, and there is no key."""
-    return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(run))
-
-
-class Dropout(nn.Module):
-    """Dropout of a layer's output, `x · keep / (1 − rate)`.
-
-    Args:
-        rate: The probability that an entry is dropped, in [0, 1).
-        layer: The name of the layer it belongs to, for messages.
-        deterministic: Whether to leave x alone, unless the call says otherwise.
-    """
-
-    rate: float | int
-    layer: str
-    deterministic: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_rate("dropout_rate", self.rate)
-        super().__post_init__()
-
-    def __call__(
-        self, x: Float[Array, "..."], *, deterministic: Flag = None
-    ) -> Float[Array, "..."]:
-        """`x`, with entries dropped in training."""
-        training = is_training(self.layer, self.rate, deterministic, self.deterministic)
-        if training is False:
-            return x
-        key = dropout_key(self, self.layer, training)
-
-        def dropped() -> Array:
-            if key is None:
-                return loud(lambda: x)
-            keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
-            return jnp.where(keep, x / (1.0 - self.rate), 0.0)
-
-        return if_training(training, dropped, lambda: x)

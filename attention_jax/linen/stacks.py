@@ -7,10 +7,7 @@ from attention_jax.layers import (
     feed_forward,
     stacks,
 )
-from attention_jax.linen.attention import MultiHeadAttention
-from attention_jax.linen.layer import MODULES, Layer
-
-MODULES["MultiHeadAttention"] = MultiHeadAttention
+from attention_jax.linen.layer import Layer
 
 
 class Dropout(dropout.Dropout, Layer):

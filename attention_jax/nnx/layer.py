@@ -7,19 +7,20 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import as_mask
+from attention_jax._modules.fused import Projected
 from attention_jax._modules.recipes import Sizes
-from attention_jax.cache import KVCache
 from attention_jax.layers import body
-from attention_jax.layers.attending import AttentionLayer as AttentionBody
+from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
-from attention_jax.nnx.linear import Projection
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import check_rngs, dropout_key, fork_stream
-from attention_jax.nnx.scores import ScoreParameters
+from attention_jax.nnx.scores import Hash, PositionParameters, ScoreParameters
 from attention_jax.nnx.stacking import apply_layers, stacked
 
 Class = TypeVar("Class", bound=type)
@@ -60,8 +61,19 @@ class Layer(body.Body, nnx.Module):
     ) -> tuple[Any, Any]:
         return apply_layers(self, call, carry, items, random)
 
-    def _cache_of(self, attention: Any) -> KVCache | None:
-        return attention._own_cache()
+    def _linear(self, part: Any, x: Any, features: Any, known: Projected | None = None) -> Array:
+        del features  # known since construction
+        return part(x) if known is None else known.y
+
+    def _kernels(self, parts: Any, inputs: Any, features: Any) -> Any:
+        del inputs, features
+        if not all(_as_made(part, self, parts[0]) for part in parts):
+            return None
+        return [(p.kernel[...], None if p.bias is None else p.bias[...]) for p in parts]
+
+    def _late(self, name: str, shape: Any) -> Array:
+        del shape
+        return getattr(self, name)[...]
 
     def _dropout_key(self, name: str, training: bool | Array, rngs: Any = None) -> Array:
         del training  # without a stream there is an error even where the flag is traced
@@ -97,18 +109,47 @@ def module(cls: Class) -> Class:
         self._check(given)
         for name, value in vars(given).items():
             unused = name in self._passed_on or name.endswith(("rngs", "_init", "_metadata"))
-            if not unused:
+            if name in self._with_arrays:
+                setattr(self, name, nnx.data(self._with_arrays[name](value)))
+            elif not unused:
                 setattr(self, name, value)
-        if isinstance(self, AttentionBody):
-            self.mask = nnx.data(as_mask(given.mask))
         self._build(NnxConstruction(self, given))
 
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    bound = [self_parameter, *signature.parameters.values()]
+    __init__.__signature__ = signature.replace(parameters=bound)  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     cls.__init__ = __init__  # type: ignore[misc]
+    cls.__no_type_check__ = True  # type: ignore[attr-defined]  # wrong arguments get our errors
     cls.__signature__ = signature  # type: ignore[attr-defined]
     body.describe_class(cls, signature)
     MODULES[cls.__bases__[0]] = cls
     return cls
+
+
+_CALL = nnx.LinearGeneral.__call__  # what observes or changes calls replaces it on the class
+
+
+def _as_made(part: Any, layer: Any, other: Any) -> bool:
+    """Whether a projection is linear as `projection` makes it, so that its kernel is all of it.
+
+    One that was replaced, derived or observed, as by `flax.nnx.capture`, is called instead.
+    """
+    return (
+        type(part) is nnx.LinearGeneral
+        and type(part).__call__ is _CALL
+        and part.axis == (-1,)
+        and not part.batch_axis
+        and part.dot_general in (None, jax.lax.dot_general)
+        and part.dot_general_cls is None
+        and part.preferred_element_type is None
+        and part.promote_dtype is promote_dtype
+        and part.dtype == layer.dtype
+        and part.precision == layer.precision
+        and (part.bias is None) == (getattr(other, "bias", None) is None)
+        and isinstance(part.kernel[...], jax.Array)
+        and jnp.issubdtype(part.kernel[...].dtype, jnp.floating)
+    )
 
 
 def _parameter(field: Any) -> inspect.Parameter:
@@ -147,10 +188,11 @@ class NnxConstruction(Construction):
         """`flax.nnx.Linear`."""
         return nnx.Linear(inputs, outputs, rngs=self._rngs, **self.linear_options(**options))
 
-    def projection(self, inputs: Any, features: Any, axes: int = 1, **options: Any) -> Projection:
-        """`Projection`."""
-        options = {**self.linear_options(**options), "axis": tuple(range(-axes, 0))}
-        return Projection(inputs, features, rngs=self._rngs, **options)
+    def projection(self, inputs: Any, features: Any, axes: int = 1, **options: Any) -> Any:
+        """`flax.nnx.LinearGeneral`."""
+        options = {k: v for k, v in self.linear_options(**options).items() if v is not None}
+        options["axis"] = tuple(range(-axes, 0))
+        return nnx.LinearGeneral(inputs, features, rngs=self._rngs, **options)
 
     def embed(self, count: int, features: int, init: Any) -> nnx.Embed:
         """`flax.nnx.Embed`."""
@@ -162,10 +204,25 @@ class NnxConstruction(Construction):
         del name
         return nnx.Param(draw(self._rngs.params()))
 
-    def layer_norm(self, features: int, **options: Any) -> LayerNorm:
+    def late_param(self, name: str, shape: Any, draw: Callable[[Array, Any], Array]) -> None:
+        """`flax.nnx.Param`."""
+        setattr(self._layer, name, nnx.Param(draw(self._rngs.params(), shape)))
+
+    def hash_key(self) -> Hash:
+        """`Hash`."""
+        return Hash(jax.random.key_data(self._rngs.params()))
+
+    def discard(self, *names: str) -> None:
+        """None in their place."""
+        for name in names:
+            setattr(self._layer, name, nnx.data(None))
+
+    def layer_norm(self, features: int, *, name: str = "", **options: Any) -> LayerNorm:
         """`LayerNorm`."""
-        dtypes = self.take("dtype", "param_dtype")
-        return LayerNorm(features, rngs=self._rngs, **dtypes, **options)
+        options |= self.take("dtype", "param_dtype")
+        if metadata := getattr(self.given, f"{name}_scale_metadata", None):
+            options["scale_metadata"] = metadata
+        return LayerNorm(features, rngs=self._rngs, **options)
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
         """The module of the same name and body."""
@@ -174,7 +231,7 @@ class NnxConstruction(Construction):
 
     def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
         """The module that `kind` makes."""
-        make = MODULES["MultiHeadAttention"] if kind is None else kind
+        make = MODULES[MultiHeadAttention] if kind is None else kind
         return make(*args, rngs=self._rngs, **options)
 
     def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
@@ -189,9 +246,15 @@ class NnxConstruction(Construction):
 
     def score(self, given: Any, num_heads: int, query_depth: int, key_depth: int) -> None:
         """`ScoreParameters`."""
-        settings = self.take("param_dtype", "kernel_init")
-        sizes = Sizes(num_heads, query_depth, key_depth, **settings)
-        self.keep("score", ScoreParameters(given, sizes, dtype=self.given.dtype, rngs=self._rngs))
+        self._keep_parameters("score", ScoreParameters, given, (num_heads, query_depth, key_depth))
+
+    def positions(self, given: Any, num_heads: int, depth: int) -> None:
+        """`PositionParameters`."""
+        self._keep_parameters("positions", PositionParameters, given, (num_heads, depth, depth))
+
+    def _keep_parameters(self, name: str, kind: Any, given: Any, of: tuple[int, int, int]) -> None:
+        sizes = Sizes(*of, **self.take("param_dtype", "kernel_init"))
+        self.keep(name, kind(given, sizes, dtype=self.given.dtype, rngs=self._rngs))
 
     def keep(self, name: str, part: Any) -> None:
         """An attribute of that name."""

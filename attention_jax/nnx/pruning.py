@@ -25,7 +25,7 @@ from attention_jax._modules.pruning import (
 )
 from attention_jax._modules.recipes import Given
 from attention_jax.nnx.attention import MultiHeadAttention
-from attention_jax.nnx.places import PositionParameters
+from attention_jax.nnx.scores import PositionParameters
 
 Model = TypeVar("Model", bound=nnx.Module)
 _PARTS = ("query", "key", "value", "out")
@@ -178,7 +178,7 @@ def _become(
     layer.out.in_features = (heads, layer.value_dim)
     layer.num_heads, layer.num_kv_heads = heads, kv_heads
     layer.qkv_features = heads * layer.head_dim
-    layer._forget()  # a cache of keys of the old heads
+    layer._forget_cache()  # a cache of keys of the old heads
 
 
 def _prune_score(layer: MultiHeadAttention, plans: Sequence[Plan], *, scanned: bool) -> None:

@@ -1,10 +1,4 @@
-"""Scores whose parameters a layer makes, owns and trains: what `score=` takes besides objects.
-
-    layer = MultiHeadAttention(8, 64, score=additive(32), rngs=rngs)
-
-Each factory says which parameters to make; the layer draws them for its own number of heads and its
-own depth. The layer's `score()` is the `attention_jax.scores` object with the present values.
-"""
+"""The parameters of a layer's score and of its position scheme, as NNX variables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,23 +8,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax._core.axes import Array
-from attention_jax._modules import recipes
+from attention_jax._core.term import Term
+from attention_jax._modules import places, recipes
 from attention_jax._modules.arguments import cast
-from attention_jax._modules.factories import additive as additive
-from attention_jax._modules.factories import concat as concat
-from attention_jax._modules.factories import cosine as cosine
-from attention_jax._modules.factories import dot as dot
-from attention_jax._modules.factories import general as general
-from attention_jax._modules.factories import scaled_dot as scaled_dot
+from attention_jax._modules.places import AnyPositions
 from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
-from attention_jax._modules.scales import entropy_scale as entropy_scale
-from attention_jax._modules.scales import learned_scale as learned_scale
-from attention_jax._modules.scales import log_length as log_length
 from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
 
 ScoreFactory = Callable[[int, int, nnx.Rngs], Score]
 AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
+
+
+class Hash(nnx.Variable):
+    """The key of a random hash; it does not train."""
 
 
 class Adapted(nnx.Variable):
@@ -100,3 +91,23 @@ class ScoreParameters(Parameters):
         """The score with the present values of its parameters, floating ones in `dtype`."""
         del sizes  # known since construction
         return self.recipe.build(self.values())
+
+
+class PositionParameters(Parameters):
+    """The parameters of a layer's position scheme; called, it gives what is added to the scores."""
+
+    def __init__(
+        self, given: AnyPositions, sizes: Sizes, *, dtype: Any = None, rngs: nnx.Rngs
+    ) -> None:
+        recipe = places.recipe(given)
+        recipe.check(sizes)
+        self.recipe = recipe.bare()
+        self._draw(recipe.parameters(sizes), dtype, rngs)
+
+    def __call__(self, sizes: Sizes) -> Term | None:
+        """The bias with the present values of its parameters; None for nothing."""
+        return self.recipe.bias(self.values(), sizes.num_heads)
+
+    def turn(self, x: Array, at: Any) -> Array:
+        """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
+        return self.recipe.turn(x, at)

@@ -7,10 +7,7 @@ from attention_jax.layers import (
     feed_forward,
     stacks,
 )
-from attention_jax.nnx.attention import MultiHeadAttention
-from attention_jax.nnx.layer import MODULES, DroppingLayer, Layer, module
-
-MODULES["MultiHeadAttention"] = MultiHeadAttention
+from attention_jax.nnx.layer import DroppingLayer, Layer, module
 
 
 @module

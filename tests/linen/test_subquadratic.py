@@ -63,7 +63,7 @@ def test_a_module_is_its_function_between_the_projections():
         mask = masks.causal() & PADDING
 
         def by_hand(plain):
-            query, key, value, _ = plain._project(x, x, x, None, None)
+            query, key, value = plain._project(x, x, x, None, None)
             out = subquadratic.linear_attention(query, key, value, mask=mask)
             return plain._project_out(out, 16)
 

@@ -1,0 +1,171 @@
+"""Attention over a cache: each token's keys and values are projected once and kept.
+
+`with_cache` takes a cache and returns the next one, state in and state out; with `decode=True` the
+layer keeps the cache itself, in variables under Flax's names.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from attention_jax import masks
+from attention_jax._core.axes import Array
+from attention_jax._modules.arguments import (
+    AnyBias,
+    AnyMask,
+    KeyInputs,
+    QueryInputs,
+    ValueInputs,
+    combine,
+)
+from attention_jax._modules.caches import check_batch, check_window
+from attention_jax._modules.flags import Flag
+from attention_jax._modules.shield import answered, loud
+from attention_jax.cache import KVCache
+from attention_jax.layers.projected_attention import ProjectedAttention
+
+
+class CachedAttention(ProjectedAttention):
+    """A projected attention over a cache."""
+
+    def with_cache(
+        self,
+        inputs: QueryInputs,
+        cache: KVCache,
+        *,
+        valid: Any = None,
+        mask: AnyMask = None,
+        bias: AnyBias = None,
+        deterministic: Flag = None,
+        **random: Any,
+    ) -> tuple[Float[Array, "*B T out"], KVCache]:
+        """Causal self-attention of the next tokens, to those in the cache and to themselves.
+
+        Step t gives row t of the full causal pass, whatever the chunks: a prompt may come whole, in
+        several parts, or token by token. A causal mask of the layer's own changes nothing.
+
+        Args:
+            inputs: `[*B, T, in_features]`, of the T next tokens.
+            cache: The tokens before, from `new_cache`.
+            valid: bool `[*#B, T]`, which tokens are real; see `KVCache.append`.
+            mask: Besides causality: a mask object, or a boolean array whose keys are the slots.
+            bias: Added to the scores; the keys of an array are the slots.
+
+        Returns:
+            The output `[*B, T, out_features]`, NaN once a token did not fit, and the next cache.
+
+        Raises:
+            ValueError: If shapes do not fit, or the tokens do not and that is known.
+        """
+        check_batch("inputs", inputs, cache)
+        options = {"mask": mask, "bias": bias, "sow_weights": False}
+        options |= {"deterministic": deterministic, "random": random}
+        return self._append((inputs, inputs, inputs), cache, valid, **options)
+
+    def _append(
+        self,
+        inputs: tuple[Any, Any, Any],
+        cache: KVCache,
+        valid: Any,
+        *,
+        mask: AnyMask,
+        bias: AnyBias,
+        sow_weights: bool,
+        **flags: Any,
+    ) -> tuple[Array, KVCache]:
+        """`with_cache`, for inputs of queries, keys and values."""
+        T, S = inputs[0].shape[-2], inputs[1].shape[-2]
+        if T != S:
+            raise ValueError(f"a cache takes a key for each query: inputs_q has {T}, inputs_k {S}")
+        check_window(cache, combine(self.mask, mask))
+        at = cache.next_positions(T, valid)
+        query, key, value = self._project(*inputs, at, at)
+        after = cache.append(key, value, valid)
+        # In a rolling cache a chunk may overwrite what its own first queries see.
+        seen = cache.beside(key, value, valid) if cache.rolling and T > 1 else after
+        told = {
+            "mask": combine(seen.mask(), masks.causal(), mask),
+            "bias": bias,
+            "query_positions": at,
+            "key_positions": seen.positions(),
+            "count": seen.lengths,
+        }
+        if sow_weights:
+            self._sow_weights(self._weights(loud(query, inputs[0]), seen.key, **told))
+        result = self._run(query, seen.key, seen.value, **told, **flags)
+        return self._leave(result.out, after, inputs[0]), after
+
+    def _decode_step(self, inputs: tuple[Any, Any, Any], valid: Any, **options: Any) -> Array:
+        """The next tokens, after those in the cache that the layer keeps itself."""
+        cache = self._stored_cache()
+        if cache is None:  # the call makes room for as many tokens as it has, and keeps none
+            _, key, value = self._project(*inputs, None, None)
+            cache = empty_cache(key, value)
+            out, _ = self._append(inputs, cache, valid, **options)
+        else:
+            check_batch("inputs_q", inputs[0], cache)
+            out, cache = self._append(inputs, cache, valid, **options)
+        self._store_cache(cache)
+        return out
+
+    def remember(
+        self, inputs_k: KeyInputs, inputs_v: ValueInputs | None = None, *, valid: Any = None
+    ) -> KVCache:
+        """The projected keys and values of a memory, for `recall`.
+
+        Args:
+            inputs_k: `[*B, S, in_kv_features]`.
+            inputs_v: `[*B, S, in_kv_features]`; None is `inputs_k`.
+            valid: bool `[*#B, S]`, which of them are real.
+
+        Returns:
+            A full cache.
+        """
+        key, value = self._project_memory(inputs_k, inputs_v)
+        return empty_cache(key, value).append(key, value, valid)
+
+    def recall(
+        self,
+        inputs_q: QueryInputs,
+        cache: KVCache,
+        *,
+        mask: AnyMask = None,
+        bias: AnyBias = None,
+        deterministic: Flag = None,
+        query_positions: Any = None,
+        **random: Any,
+    ) -> Float[Array, "*B T out"]:
+        """Attention to the projected keys and values of a memory.
+
+        Args:
+            cache: From `remember`.
+
+        Returns:
+            `[*B, T, out_features]`.
+        """
+        check_batch("inputs_q", inputs_q, cache)
+        query = self._project_query(inputs_q, query_positions)
+        if query_positions is None:
+            query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)
+        told = {"query_positions": query_positions, "key_positions": cache.positions()}
+        told |= {"mask": combine(cache.mask(), mask), "bias": bias}
+        flags = {"deterministic": deterministic, "random": random}
+        result = self._run(query, cache.key, cache.value, **told, **flags)
+        return self._leave(result.out, cache, inputs_q)
+
+    def _answer(self, attended: Array, inputs_q: Any) -> Array:
+        """The output projection of what the queries attended to."""
+        return answered(self._project_out(attended, inputs_q.shape[-1]), attended, inputs_q)
+
+    def _leave(self, attended: Array, cache: KVCache, inputs_q: Any) -> Array:
+        """`_answer`; NaN for an example one of whose tokens did not fit."""
+        out = self._answer(attended, inputs_q)
+        return jnp.where(cache.lost[..., None, None], jnp.nan, out)
+
+
+def empty_cache(key: Array, value: Array) -> KVCache:
+    """A cache with room for as many tokens as keys `[*B, S, K, H]` and values have."""
+    *batch, length, heads, depth = key.shape
+    options = {"dtype": key.dtype, "value_depth": value.shape[-1]}
+    return KVCache.init(tuple(batch), length, heads, depth, **options)
