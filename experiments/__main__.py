@@ -65,6 +65,10 @@ def _main(arguments: list[str]) -> None:
     else:
         options = options.resolved()
     stop.check()
+    if options.coordinator is not None:
+        from experiments.core import mesh
+
+        mesh.join(options.coordinator, options.processes, options.process)
     options.run()
 
 

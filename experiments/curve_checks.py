@@ -196,11 +196,7 @@ def trained_models(results: Mapping[str, Any], seeds: int | None = None) -> list
 
 
 def _points(curve: Sequence[Any]) -> Points:
-    """Return a curve as pairs of step and value, in whichever form the study keeps it."""
-    return [
-        (int(v[0]), v[1]) if isinstance(v, list | tuple) else (i + 1, v)
-        for i, v in enumerate(curve)
-    ]
+    return [(int(step), value) for step, value in curve]
 
 
 def examine(model: Trained) -> Diagnosis:

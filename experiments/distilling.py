@@ -17,24 +17,22 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array
 
 from attention_jax.diagnostics import AttentionInputs, attention_inputs
 from attention_jax.distillation import attention_divergence, logit_distillation
-from experiments.compiling import Executables, compiler_options
+from experiments.core.compiling import call
+from experiments.core.state import Loss
 from experiments.data.batches import Batch, eval_batches
 from experiments.data.text_batches import TextBatches
 from experiments.data.tokens import BOS, PAD
 from experiments.models import seq2seq
-from experiments.translator import Loss, translations
+from experiments.translation import translations
 
 WAYS = ("none", "logits", "logits and maps", "sequences")
 _AT_ONCE = 64  # sentences that the teacher translates at once
-_EXECUTABLES = Executables()
 
 
 def observed(
@@ -48,17 +46,12 @@ def observed(
 
 def shown(teacher: seq2seq.Model, batch: seq2seq.Arrays) -> dict[str, Any]:
     """Return the teacher's logits for a batch, and the queries and keys of its attentions."""
-    graph, state = nnx.split(teacher)
+    return call(_shown, teacher, batch, fast_compile=False)
 
-    def jitted() -> Any:
-        def compute(state: Any, batch: seq2seq.Arrays) -> dict[str, Any]:
-            logits, kept = observed(nnx.merge(graph, state), batch)
-            looks = {path: (x.query, x.key) for path, x in kept.items()}
-            return {"logits": logits, "maps": looks}
 
-        return jax.jit(compute, compiler_options=compiler_options())
-
-    return _EXECUTABLES.get(("shown", graph), jitted, (state, batch))(state, batch)
+def _shown(teacher: seq2seq.Model, batch: seq2seq.Arrays) -> dict[str, Any]:
+    logits, kept = observed(teacher, batch)
+    return {"logits": logits, "maps": {path: (x.query, x.key) for path, x in kept.items()}}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,17 +4,17 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
 from attention_jax.diagnostics import head_importance
 from attention_jax.nnx import prune_heads
-from experiments.compiling import compiler_options
+from experiments.core.compiling import call
+from experiments.data.tasks import joined
 from experiments.data.text_batches import TextBatches
 from experiments.data.tokens import PAD
 from experiments.models import seq2seq
-from experiments.translator import joined, quality
+from experiments.translation import quality
 
 Head = tuple[str, int]  # path of the attention, index
 PARTS = ("self", "cross")
@@ -126,10 +126,8 @@ def pruned(
 
 
 def _logits(trained: seq2seq.Model, batch: seq2seq.Arrays) -> np.ndarray:
-    graph, state = nnx.split(trained)
+    return np.asarray(call(_compute, trained, batch["source"], batch["target_in"]))
 
-    def compute(state: Any, source: Any, target: Any) -> Any:
-        return nnx.merge(graph, state)(source, target, source_mask=source != PAD)
 
-    jitted = jax.jit(compute, compiler_options=compiler_options(runs_little=True))
-    return np.asarray(jitted(state, batch["source"], batch["target_in"]))
+def _compute(trained: seq2seq.Model, source: Any, target: Any) -> Any:
+    return trained(source, target, source_mask=source != PAD)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.measure import compile_for
+from experiments.core.measure import compile_for
 
 Arguments = Callable[[], tuple[Any, ...]]
 

@@ -22,7 +22,7 @@ from experiments.bench.contest import (
     compiled,
     normal,
 )
-from experiments.measure import compile_for
+from experiments.core.measure import compile_for
 
 Step = Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]
 

@@ -1,10 +1,11 @@
 """Checkpoints of a training state, with checksums: a damaged one is never taken for a whole one.
 
-    FOLDER/STEP/state             a pytree of arrays (orbax)
+    FOLDER/STEP/state             the arrays by their paths (orbax)
     FOLDER/STEP/checkpoint.json   a record in JSON, and the SHA-256 of every file of the state
 
-A checkpoint is written beside its place and renamed into it, so that a kill leaves a whole one or
-none; the two newest are kept.
+A checkpoint is written beside its place, while training goes on, and renamed into it, so that a
+kill leaves a whole one or none; the two newest are kept. All processes write their own arrays, and
+the first one the rest. It is read onto any mesh.
 """
 
 import contextlib
@@ -13,18 +14,19 @@ import hashlib
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
-from experiments.core import files
+from experiments.core import files, mesh
 
 _KEPT = 2
 _RECORD = "checkpoint.json"
+_POOL = ThreadPoolExecutor(1)
 
 
 class Restored(NamedTuple):
@@ -35,85 +37,121 @@ class Restored(NamedTuple):
     record: dict[str, Any]
 
 
-def save(folder: Path, step: int, state: Any, record: dict[str, Any]) -> None:
-    """Save ``state`` and ``record`` as the checkpoint of ``step``, and drop all but the newest."""
-    place, part = folder / str(step), folder / f"{step}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with _quiet(), _checkpointer() as checkpointer:
-            checkpointer.save(part / "state", args=ocp.args.PyTreeSave(state))
-        text = json.dumps(record)
-        content = {"step": step, "sha256": _digest(text.encode()), "record": record}
-        content["files"] = _digests(part / "state")
-        files.write_whole(part / _RECORD, json.dumps(content))
-        if place.exists():  # a damaged one, which was trained past again
-            shutil.rmtree(place)
-        part.rename(place)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    for old in _steps(folder)[_KEPT:]:
-        shutil.rmtree(folder / str(old), ignore_errors=True)
+class Checkpoints:
+    """The checkpoints of one training, in one folder; the end of a block waits for the last one."""
 
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._pending: Future[None] | None = None
 
-def restore(folder: Path, like: Any, say: Callable[[str], None]) -> Restored | None:
-    """Return the newest whole checkpoint, None without one.
+    def __enter__(self) -> "Checkpoints":
+        return self
 
-    Args:
-        folder: where `save` put them.
-        like: a state of the same structure, shapes and dtypes.
-        say: is called with a line for each checkpoint that is damaged; it is left as it is.
-    """
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    for step in _steps(folder):
-        place = folder / str(step)
-        fault = _fault(place)
-        if fault is None:
-            record = json.loads((place / _RECORD).read_text(encoding="utf-8"))["record"]
-            arguments = ocp.args.PyTreeRestore(
-                abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract)
-            )
-            with _quiet(), _checkpointer() as checkpointer:
-                state = checkpointer.restore(place / "state", args=arguments)
-            return Restored(step, state, record)
-        older = [s for s in _steps(folder) if s < step]
-        instead = f"trying the one of step {older[0]}" if older else "starting from step 0"
-        say(f"the checkpoint {files.short(place)} is damaged ({fault}): {instead}")
-    return None
+    def __exit__(self, *_: object) -> None:
+        self.wait()
 
+    def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+        """Begin to save ``state`` and ``record`` as the checkpoint of ``step``.
 
-def _checkpointer() -> ocp.Checkpointer:
-    # Merging OCDBT files looks for them by a pattern, which a bracket in a folder's name breaks.
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+        An error of the save before is raised here; the state may be given up at once.
+        """
+        self.wait()
+        part = self._folder / f"{step}.part"
+        with self._discarding(part):
+            if mesh.first():
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir(parents=True)
+            mesh.barrier(f"checkpoint {part}")
+            _checkpointer().save(part / "state", args=ocp.args.PyTreeSave(_flat(state)))
+        self._pending = _POOL.submit(self._seal, step, record)
+
+    def wait(self) -> None:
+        """Wait for the last save, and raise its error if it has one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def restore(
+        self, like: Any, fault: Callable[[dict[str, Any]], str | None], say: Callable[[str], None]
+    ) -> Restored | None:
+        """Return the newest whole checkpoint, None without one.
+
+        Args:
+            like: a state of the same structure, shapes and dtypes, with the shardings to read onto.
+            fault: returns what is wrong with a record, None for nothing.
+            say: is called with a line for each checkpoint that is damaged; it is left as it is.
+        """
+        steps = _steps(self._folder)
+        for index, step in enumerate(steps):
+            place = self._folder / str(step)
+            record, wrong = _read(place)
+            wrong = wrong or fault(record)
+            if wrong is None:
+                return Restored(step, _load(place / "state", like), record)
+            older = steps[index + 1 :]
+            instead = f"trying the one of step {older[0]}" if older else "starting from step 0"
+            say(f"the checkpoint {files.short(place)} is damaged ({wrong}): {instead}")
+        return None
+
+    def _seal(self, step: int, record: dict[str, Any]) -> None:
+        place, part = self._folder / str(step), self._folder / f"{step}.part"
+        with self._discarding(part):
+            _checkpointer().wait_until_finished()
+            if not mesh.first():
+                return
+            content = {"step": step, "sha256": _digest(json.dumps(record).encode())}
+            content |= {"record": record, "files": _digests(part / "state")}
+            files.write_whole(part / _RECORD, json.dumps(content))
+            if place.exists():  # a damaged one, which was trained past again
+                shutil.rmtree(place)
+            part.rename(place)
+        for old in _steps(self._folder)[_KEPT:]:
+            shutil.rmtree(self._folder / str(old), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _discarding(self, part: Path) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 @functools.cache
-def _drop_late_errors() -> None:
-    """Leave out what tensorstore's other writes report once one has failed and ended their loop.
-
-    The failure itself is raised; the others would be printed as tracebacks from their own threads.
-    """
-    printed, ignored = sys.excepthook, sys.unraisablehook
-
-    def late(error: BaseException | None) -> bool:
-        return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-
-    sys.excepthook = lambda kind, error, trace: late(error) or printed(kind, error, trace)
-    sys.unraisablehook = lambda found: late(found.exc_value) or ignored(found)
+def _checkpointer() -> ocp.AsyncCheckpointer:
+    # It logs an error, a full disk say, before it raises it.
+    logging.getLogger("absl").setLevel(logging.CRITICAL + 1)
+    # Merging OCDBT files looks for them by a pattern, which a bracket in a folder's name breaks.
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what orbax logs of an error, a full disk say, before it raises it."""
-    _drop_late_errors()
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def _flat(state: Any) -> dict[str, Any]:
+    """Return the arrays of a state by their paths, PRNG keys as numbers."""
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): (
+            jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        )
+        for path, leaf in leaves
+    }
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _load(folder: Path, like: Any) -> Any:
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _flat(like))
+    arguments = ocp.args.PyTreeRestore(
+        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract)
+    )
+    found = _checkpointer().restore(folder, args=arguments)
+    leaves, structure = jax.tree.flatten(like)
+    read = [
+        jax.random.wrap_key_data(value) if _is_key(leaf) else value
+        for leaf, value in zip(leaves, (found[name] for name in _flat(like)), strict=True)
+    ]
+    return jax.tree.unflatten(structure, read)
 
 
 def _steps(folder: Path) -> list[int]:
@@ -122,26 +160,31 @@ def _steps(folder: Path) -> list[int]:
     return sorted((int(path.name) for path in found if path.name.isdigit()), reverse=True)
 
 
-def _fault(place: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, None where they are what was written."""
+def _read(place: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the record of a checkpoint, and what is wrong with its files."""
     try:
         content = files.read_json(place / _RECORD)
-        wanted = content["files"]
-        if content["sha256"] != _digest(json.dumps(content["record"]).encode()):
-            return f"{_RECORD} has changed"
+        wanted, record = content["files"], content["record"]
+        if content["sha256"] != _digest(json.dumps(record).encode()):
+            return {}, f"{_RECORD} has changed"
     except (OSError, ValueError, KeyError, TypeError):
-        return f"no whole {_RECORD}"
+        return {}, f"no whole {_RECORD}"
     there = _digests(place / "state")
     changed = sorted(
         name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)
     )
-    return f"state/{changed[0]} has changed" if changed else None
+    return record, f"state/{changed[0]} has changed" if changed else None
 
 
 def _digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in a folder, by its path in it."""
-    found = (file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): _digest(file.read_bytes()) for file in found}
+    found = {}
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as content:
+                name = file.relative_to(folder).as_posix()
+                found[name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found
 
 
 def _digest(content: bytes) -> str:

@@ -4,7 +4,8 @@
       run.json          what was asked, by which versions and on which data; when it ran, how long
       run.lock          held by the process that works here, and released when that ends
       cells/NAME.json   one finished piece of work each (a trained model, a timed length)
-      checkpoints/NAME  the unfinished model's training state
+      checkpoints/NAME  the training state of a model
+      curves/NAME.jsonl its metrics, a line a step
       results.json      the documented outcome; figures/*.png; report.html
 
 A file is written whole or not at all, so a run that is killed at any moment can be resumed:
@@ -18,7 +19,6 @@ import datetime
 import hashlib
 import json
 import math
-import os
 import shlex
 import shutil
 import time
@@ -28,72 +28,91 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.core import files, stop
 from experiments.core import lock as locks
+from experiments.core.progress import Progress
+from experiments.core.record import check_same, check_vacant, other_data, read_record
 from experiments.core.settings import StudyOptions, flag, from_json
-from experiments.core.versions import SOURCES, environment, versions
+from experiments.core.versions import environment, versions
 from experiments.errors import UsageError
 
 if TYPE_CHECKING:
+    from experiments.core.optim import Recipe
+    from experiments.core.train import Task, Trained
     from experiments.report.blocks import Report
 
-SCHEMA = 1
-_NOT_SETTINGS = ("out", "resume")
+SCHEMA = 2
+# Where and on which devices a run goes on may differ from where it was begun.
+_PLACE = ("mesh", "fully_sharded", "coordinator", "processes", "process")
+_NOT_SETTINGS = ("out", "resume", *_PLACE)
 
 
 class RunFolder:
     """The folder of one run, new or resumed."""
 
-    def __init__(self, path: Path, options: StudyOptions, record: dict[str, Any]):
+    def __init__(self, path: Path, options: StudyOptions, total: int, record: dict[str, Any]):
+        from experiments.core import mesh
+
         self.path = path
         self.options = options
+        self.mesh = mesh.make(options.mesh)
+        self._first = mesh.first()
+        self.progress = Progress(total, silent=not self._first)
         self._record = record
         self._begun = time.monotonic()
-        self._before = sum(s["seconds"] for s in record["sittings"])
-        record["sittings"].append({"started": _now(), "seconds": 0.0})
+        self._before = sum(s["seconds"] for s in record["sessions"])
+        place = {"mesh": dict(self.mesh.shape), "fully_sharded": options.fully_sharded}
+        place["processes"] = mesh.count()
+        record["sessions"].append({"started": _now(), "seconds": 0.0, **place})
         self.save_record()
         (path / "cells").mkdir(exist_ok=True)
         _Open.options = dataclasses.replace(options, out=path)
 
     @classmethod
-    def open(cls, options: StudyOptions, data: str | None = None) -> "RunFolder":
+    def open(cls, options: StudyOptions, total: int = 0, data: str | None = None) -> "RunFolder":
         """Make the folder ``options.out`` asks for, or with ``options.resume`` go on with it.
 
         Args:
             options: the study's settings.
+            total: units of work ahead, for the progress.
             data: the digest of the data that the run reads, if it reads any.
 
         Raises:
             UsageError: the folder holds something else, cannot be made, is in use by another
                 process, or was started with other versions or other data.
         """
-        path, resume = options.out, options.resume
+        from experiments.core import mesh
+
+        mesh.make(options.mesh)  # if there are no such devices, no folder is made
+        path = options.out
+        if path is None and options.coordinator:
+            raise UsageError("several processes need a folder that all of them see: --out FOLDER")
         if path is None:
             stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             path = _unused(Path("runs") / options.study / stamp)
-        made = {"versions": versions(), "data": data}
-        if not resume:
-            _check_vacant(path)
-        locks.lock(path)
+        record: dict[str, Any] = {"settings": settings_of(options), "data": data, "sessions": []}
         try:
-            if resume:
-                record = _read_record(path)
-                _check_same(path, options, record, made)
-            else:
-                _check_vacant(path)
-                record = {"study": options.study, "settings": settings_of(options), **made}
-                record["sittings"] = []
-            folder = cls(path, options, record)
-            if not resume:
+            record = _claimed(path, options, data) if mesh.first() else record
+        except BaseException:
+            locks.unlock(path)
+            mesh.shared(False)
+            raise
+        if not mesh.shared(True):
+            raise UsageError(f"--out {path} is refused: see the first process")
+        try:
+            folder = cls(path, options, total, record)
+            if not options.resume:
                 folder.write_results({"cells": []}, finished=False)
-            return folder
         except BaseException:
             locks.unlock(path)
             raise
+        return folder
 
     def __enter__(self) -> "RunFolder":
         stop.check()
+        self.progress.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.progress.__exit__()
         # An error on its way, a full disk say, is not to be hidden by one from here.
         with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
             self.save_record()
@@ -102,7 +121,7 @@ class RunFolder:
     def check_data(self, digest: str) -> None:
         """Raise UsageError if data that the run reads again is not what it was started with."""
         if digest != self._record["data"]:
-            raise UsageError(_other_data(self.path, self.options, self._record["data"], digest))
+            raise UsageError(other_data(self.path, self.options, self._record["data"], digest))
 
     def conclude(
         self, results: dict[str, Any], build: "Callable[[dict[str, Any], Path], Report]"
@@ -112,24 +131,26 @@ class RunFolder:
 
         stop.check()
         document = self.write_results(results, finished=True)
-        page = write_report(self.path, build(document, self.path), document)
-        print(f"report: {page}")
+        if self._first:
+            self.drop_checkpoints()
+            page = write_report(self.path, build(document, self.path), document)
+            print(f"report: {page}")
         return self.path
 
     @property
     def seconds(self) -> float:
-        """Time this run has taken so far, over all its sittings."""
+        """Time this run has taken so far, over all its sessions."""
         return self._before + time.monotonic() - self._begun
 
     @property
     def started(self) -> str:
-        """When the first sitting began (ISO 8601, with offset)."""
-        return self._record["sittings"][0]["started"]
+        """When the first session began (ISO 8601, with offset)."""
+        return self._record["sessions"][0]["started"]
 
     @property
-    def sittings(self) -> int:
+    def sessions(self) -> int:
         """How many times the run was started or resumed."""
-        return len(self._record["sittings"])
+        return len(self._record["sessions"])
 
     def has(self, name: str) -> bool:
         """Return whether the cell ``name`` is finished."""
@@ -141,15 +162,47 @@ class RunFolder:
         Raises:
             UsageError: the cell is there and damaged.
         """
+        from experiments.core import mesh
+
         stop.check()
-        if not self.has(name):
+        if not mesh.shared(self.has(name)):
             value = compute()
-            cell = {"cell": name, "sha256": _digest(json.dumps(value)), "value": value}
-            files.write_whole(self._cell(name), json.dumps(cell))
-            done = sorted(file.stem for file in self._cell(name).parent.glob("*.json"))
-            self.write_results({"cells": done}, finished=False)
+            if self._first:
+                cell = {"cell": name, "sha256": _digest(json.dumps(value)), "value": value}
+                files.write_whole(self._cell(name), json.dumps(cell))
+                done = sorted(file.stem for file in self._cell(name).parent.glob("*.json"))
+                self.write_results({"cells": done}, finished=False)
+            mesh.barrier(f"cell {name}")
         # Read back, so that a fresh run and a resumed one go on from identical objects.
         return self._read_cell(name)
+
+    def trained(
+        self, name: str, steps: int, compute: Callable[[], dict[str, Any]], *, keep: bool = False
+    ) -> dict[str, Any]:
+        """Return the cell of a model that `train` trains for ``steps``, as `cell` does.
+
+        With ``keep`` the trained model stays, for `train` to return again, until the run ends.
+        """
+        if self.has(name):
+            self.progress.skip(steps)
+        cell = self.cell(name, compute)
+        if not keep:
+            self.drop_checkpoints(name)
+        return cell
+
+    def train(self, name: str, task: "Task", recipe: "Recipe") -> "Trained":
+        """Train a model for the cell ``name``, or go on with it; see `experiments.core.train`."""
+        from experiments.core.train import train
+
+        return train(
+            task,
+            recipe,
+            checkpoints=(self.path / "checkpoints" / name).resolve(),
+            curves=self.path / "curves" / f"{name}.jsonl",
+            progress=self.progress,
+            on=self.mesh,
+            fully_sharded=self.options.fully_sharded,
+        )
 
     def _cell(self, name: str) -> Path:
         return self.path / "cells" / f"{name}.json"
@@ -169,18 +222,16 @@ class RunFolder:
             )
         return cell["value"]
 
-    def checkpoints(self, name: str) -> Path:
-        """Return the (absolute) folder for the checkpoints of the cell ``name``."""
-        return (self.path / "checkpoints" / name).resolve()
-
-    def drop_checkpoints(self, name: str) -> None:
-        """Delete the checkpoints of a cell that is finished."""
-        shutil.rmtree(self.checkpoints(name), ignore_errors=True)
+    def drop_checkpoints(self, name: str = "") -> None:
+        """Delete the checkpoints of a cell that is finished, or of all."""
+        if self._first:
+            shutil.rmtree(self.path / "checkpoints" / name, ignore_errors=True)
 
     def save_record(self) -> None:
         """Write run.json with the time taken so far."""
-        self._record["sittings"][-1]["seconds"] = round(time.monotonic() - self._begun, 2)
-        files.write_whole(self.path / "run.json", json.dumps(self._record, indent=2))
+        self._record["sessions"][-1]["seconds"] = round(time.monotonic() - self._begun, 2)
+        if self._first:
+            files.write_whole(self.path / "run.json", json.dumps(self._record, indent=2))
 
     def write_results(self, results: dict[str, Any], *, finished: bool) -> dict[str, Any]:
         """Write results.json: ``results`` under the head that all studies share; return it all."""
@@ -193,15 +244,31 @@ class RunFolder:
             "settings": self._record["settings"],
             "environment": environment(),
             "started": self.started,
-            "sittings": self.sittings,
+            "sessions": self.sessions,
             "seconds": round(self.seconds, 1),
             "question": self.options.question,
             **results,
         }
         document = finite(document)
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        files.write_whole(self.path / "results.json", text)
+        if self._first:
+            files.write_whole(self.path / "results.json", text)
         return document
+
+
+def _claimed(path: Path, options: StudyOptions, data: str | None) -> dict[str, Any]:
+    """Lock a folder for a run and return its record, old or new."""
+    made = {"versions": versions(), "data": data}
+    if not options.resume:
+        check_vacant(path)
+    locks.lock(path)
+    if options.resume:
+        record = read_record(path)
+        check_same(path, options, record, made)
+        return record
+    check_vacant(path)
+    settings = settings_of(options)
+    return {"study": options.study, "settings": settings, **made, "sessions": []}
 
 
 class _Open:
@@ -216,6 +283,10 @@ def resume_command() -> str | None:
     if options is None:
         return None
     words = ["python", "-m", "experiments", options.study, "--out", str(options.out), "--resume"]
+    for name in _PLACE:
+        value = getattr(options, name)
+        if value not in (None, False):
+            words += [flag(name), *([] if value is True else [str(value)])]
     return shlex.join(words)
 
 
@@ -238,7 +309,7 @@ def resume_options(options: StudyOptions, given: Collection[str]) -> StudyOption
     """
     if options.out is None:
         raise UsageError("--resume needs the folder of the run: add --out FOLDER")
-    record = _read_record(options.out)
+    record = read_record(options.out)
     name = files.short(options.out)
     if record["study"] != options.study:
         raise UsageError(f"--resume: {name} is a run of {record['study']}, not of {options.study}")
@@ -278,91 +349,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return value
-
-
-def _check_vacant(path: Path) -> None:
-    """Raise UsageError unless ``path`` is an empty folder or can be made one."""
-    name = files.short(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        there = set(os.listdir(path)) - {locks.NAME, "run.json.part"}
-    except OSError as error:
-        raise UsageError(
-            f"--out {name} cannot be made a folder: {os.strerror(error.errno or 0)}"
-        ) from None
-    if "run.json" in there:
-        raise UsageError(
-            f"--out {name} already holds a run; add --resume to go on with it, or name another "
-            "folder"
-        )
-    if there:
-        raise UsageError(
-            f"--out {name} is not empty and holds no run ({files.short(min(there))}); name another "
-            "folder"
-        )
-
-
-def _check_same(
-    path: Path, options: StudyOptions, record: dict[str, Any], now: dict[str, Any]
-) -> None:
-    """Raise UsageError where the versions or the data are not those that a run was started with."""
-    name = files.short(path)
-    for package, version in now["versions"].items():
-        before = record["versions"].get(package)
-        if package == "source" and before != version:
-            raise UsageError(
-                f"--resume: {name} was started with other source code of {' or '.join(SOURCES)} "
-                f"(digest {str(before)[:12]}, now {version[:12]}); use that version, or start a "
-                "new run"
-            )
-        if before != version:
-            raise UsageError(
-                f"--resume: {name} was started with {package} {before}, not {version}; install "
-                "that version, or start a new run"
-            )
-    if now["data"] != record["data"]:
-        raise UsageError(_other_data(path, options, record["data"], now["data"]))
-
-
-def _other_data(path: Path, options: Any, before: str | None, now: str | None) -> str:
-    return (
-        f"--data {files.short(options.data)} has changed since {files.short(path)} was started "
-        f"with it (digest {str(before)[:12]}, now {str(now)[:12]}); restore it, or start a new run"
-    )
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    """Return run.json, whole and of the right form, or raise UsageError; nothing is changed."""
-    file = path / "run.json"
-    try:
-        record = files.read_json(file)
-    except OSError as error:
-        raise UsageError(_no_run(path, error)) from None
-    sittings = record.get("sittings") if isinstance(record, dict) else None
-    if (
-        not isinstance(sittings, list)
-        or not sittings
-        or not all(
-            isinstance(s, dict)
-            and isinstance(s.get("started"), str)
-            and isinstance(s.get("seconds"), int | float)
-            for s in sittings
-        )
-        or not isinstance(record.get("study"), str)
-        or not all(isinstance(record.get(key), dict) for key in ("settings", "versions"))
-        or not isinstance(record.get("data"), str | None)
-    ):
-        raise UsageError(f"{files.short(file)} is damaged: it does not have the form of a run")
-    return record
-
-
-def _no_run(path: Path, error: OSError) -> str:
-    name = files.short(path)
-    if not isinstance(error, FileNotFoundError):
-        return f"--resume: {name} cannot be read: {os.strerror(error.errno or 0)}"
-    if path.is_dir() and set(os.listdir(path)) - {locks.NAME}:
-        return f"--resume: {name} holds no run.json, so it cannot be gone on with"
-    return f"--resume: {name} holds no run (no run.json); leave --resume out to start one there"
 
 
 def _digest(text: str) -> str:

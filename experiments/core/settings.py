@@ -34,6 +34,17 @@ class StudyOptions:
     """How many seeds to average over; one seed is labelled quick in the report."""
     resume: bool = False
     """Go on with the unfinished run in --out, to the same numbers as if it had not stopped."""
+    mesh: str | None = None
+    """Devices to train on, such as data=4,model=2: examples are divided over the one axis, heads
+    and widths over the other. One device when not given."""
+    fully_sharded: bool = False
+    """Divide parameters and moments over the data axis too."""
+    coordinator: str | None = None
+    """HOST:PORT of the first of several processes, or auto to read it from the cluster."""
+    processes: int | None = None
+    """How many processes there are."""
+    process: int | None = None
+    """Which of them this is, from 0."""
 
     study: ClassVar[str] = ""
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

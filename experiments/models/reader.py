@@ -6,7 +6,7 @@ All models of a study are this one, and differ in the attention of its layers.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,15 @@ from jaxtyping import Array, Float, Int
 
 from attention_jax import positions
 from attention_jax.nnx import TransformerEncoderLayer
-from experiments.compiling import Executables, compiler_options
+from experiments.core.compiling import call, prepare
+from experiments.core.optim import Recipe
+from experiments.core.train import History, Task
 from experiments.data.tasks import SYMBOLS, UNSCORED, WORDS, Batch
+from experiments.models.seq2seq import parameters
 
 # Options of `TransformerEncoderLayer` for the layer of a number.
 Layer = Callable[[int], dict[str, Any]]
+HELD_OUT_SIZE = 128
 POSITION_EMBEDDINGS = ("none", "sinusoidal", "learned")
 
 
@@ -100,25 +104,42 @@ def _scores(model: Reader, batch: Batch) -> dict[str, Array]:
 
 def observe(model: Reader, batch: Batch) -> dict[str, float]:
     """Return held-out loss and the share of right answers."""
-    graph, state = nnx.split(model)
-    found = _observing(graph, state, batch)(state, batch)
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in call(_scores, model, batch).items()}
 
 
 def prepare_observe(model: Reader, batch: Batch) -> None:
     """Compile `observe` for batches of this shape."""
-    graph, state = nnx.split(model)
-    _observing(graph, state, batch)
+    prepare(_scores, model, batch)
 
 
-_EXECUTABLES = Executables()
+def task(
+    title: str,
+    model: Reader,
+    batch_at: Callable[[int], Batch],
+    held_out: Batch,
+    *,
+    seed: int,
+    besides: Sequence[Callable[[Any], Any]] = (),
+) -> Task:
+    """Return the task to answer problems, observed on those that are held out."""
+    return Task(
+        title,
+        model,
+        loss,
+        batch_at,
+        seed,
+        lambda model: dict(observe(model, held_out)),
+        ahead=[batch_at(0)],
+        besides=[lambda model: prepare_observe(model, held_out), *besides],
+    )
 
 
-def _observing(graph: Any, state: Any, batch: Batch) -> Any:
-    def jitted() -> Any:
-        def compute(state: Any, batch: Batch) -> dict[str, Array]:
-            return _scores(nnx.merge(graph, state), batch)
+def recipe(steps: int, learning_rate: float) -> Recipe:
+    """Return how the studies train it."""
+    return Recipe.short(steps, learning_rate, observations=10)
 
-        return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
 
-    return _EXECUTABLES.get(("observe", graph), jitted, (state, batch))
+def record(model: Reader, history: History) -> dict[str, Any]:
+    """Return what is kept of a trained model."""
+    last = {name: history.observed[-1][name] for name in ("accuracy", "valid_loss")}
+    return {"parameters": parameters(model), **last, **history.record()}

@@ -8,18 +8,20 @@ One attention layer is enough for the task, and only attention solves it: it is 
 which the scale of a score shows. Its problems are those of `experiments.data.tasks.recall`.
 """
 
-import functools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 import attention_jax as aj
 from attention_jax.nnx import MultiHeadAttention
+from experiments.core.compiling import call
+from experiments.core.train import Task
+from experiments.data import tasks
 from experiments.data.tasks import Batch
 
 
@@ -64,15 +66,12 @@ def loss(model: Recall, batch: Batch, key: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"]).mean()
 
 
-def observe(model: Recall, batch: Batch) -> dict[str, Array]:
+def observe(model: Recall, batch: Batch) -> dict[str, float]:
     """Return held-out loss, share of right answers, entropy / ln S, and the largest logit."""
-    graph, state = nnx.split(model)
-    return _observe(graph, state, batch)
+    return {name: float(value) for name, value in call(_observed, model, batch).items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _observe(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
-    model: Recall = nnx.merge(graph, state)
+def _observed(model: Recall, batch: Batch) -> dict[str, Array]:
     logits, stats = model(batch["keys"], batch["values"], batch["asked"])
     right = jnp.argmax(logits, -1) == batch["answers"]
     every = optax.softmax_cross_entropy_with_integer_labels(logits, batch["answers"])
@@ -82,3 +81,19 @@ def _observe(graph: Any, state: Any, batch: Batch) -> dict[str, Array]:
         "entropy": stats.entropy.mean() / math.log(batch["keys"].shape[1]),
         "max_logit": stats.max_logit.max(),
     }
+
+
+def task(
+    title: str, model: Recall, *, seed: int, batch_size: int, pairs: int, queries: int, words: int
+) -> Task:
+    """Return the task to recall, observed on 256 problems that are held out."""
+
+    def problems(step: int, size: int) -> Batch:
+        rng = np.random.default_rng([seed, step])
+        return tasks.recall(rng, size=size, pairs=pairs, queries=queries, words=words)
+
+    def batch_at(step: int) -> Batch:
+        return problems(step, batch_size)
+
+    held_out = problems(tasks.HELD_OUT, 256)
+    return Task(title, model, loss, batch_at, seed, lambda model: dict(observe(model, held_out)))

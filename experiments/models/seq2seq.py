@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from attention_jax.nnx import Transformer, greedy_decode
-from experiments.compiling import Executables, compiler_options
+from experiments.core.compiling import call, prepare
 from experiments.data.tokens import BOS, EOS, PAD
 from experiments.models.recurrent import Recurrent, greedy
 
@@ -125,73 +125,45 @@ def cross_entropy(
 
 def observe(model: Model, batch: Arrays) -> Observed:
     """Return the loss of held-out sentences, and the attention to the source."""
-    graph, state = nnx.split(model)
-    return _observing(graph, state, batch)(state, batch)
+    return call(_observed, model, batch)
 
 
 def prepare_observe(model: Model, batch: Arrays) -> None:
     """Compile `observe` for batches of this shape."""
-    graph, state = nnx.split(model)
-    _observing(graph, state, batch)
+    prepare(_observed, model, batch)
 
 
 def translate(model: Model, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
     """Return the greedy translations of ``source``, at most ``longest`` tokens each."""
-    graph, state = nnx.split(model)
-    return np.asarray(_translating(graph, state, source, longest)(state, source))
+    # Every token made costs a pass over all of them: long sentences are worth optimising for.
+    fast = longest <= _SHORT
+    return np.asarray(call(_translated, model, source, longest=longest, fast_compile=fast))
 
 
 def prepare_translate(model: Model, source: np.ndarray, *, longest: int) -> None:
     """Compile `translate` for sources of this shape."""
-    graph, state = nnx.split(model)
-    _translating(graph, state, source, longest)
+    prepare(_translated, model, source, longest=longest, fast_compile=longest <= _SHORT)
 
 
-_EXECUTABLES = Executables()
+def _observed(model: Model, batch: Arrays) -> Observed:
+    source, target = batch["source"], batch["target_in"]
+    real = source != PAD
+    logits = model(source, target, source_mask=real, deterministic=True)
+    value, tokens = cross_entropy(logits, batch["target_out"])
+    weights = model.cross_attention_weights(source, target, source_mask=real)
+    logs = jnp.log(jnp.where(weights > 0, weights, 1.0))
+    entropy = jnp.mean(-jnp.sum(weights * logs, axis=-1), axis=(0, 2))
+    most = jnp.log(jnp.maximum(jnp.sum(real, axis=-1), 2))[:, None]
+    predicted = batch["target_out"] != PAD
+    mean = jnp.sum(jnp.where(predicted, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
+    return Observed(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
 
 
-def _translating(graph: Any, state: Any, source: np.ndarray, longest: int) -> Any:
-    key = "translate", graph, longest
-    return _EXECUTABLES.get(key, lambda: _translator(graph, longest), (state, source))
-
-
-def _observing(graph: Any, state: Any, batch: Arrays) -> Any:
-    return _EXECUTABLES.get(("observe", graph), lambda: _observer(graph), (state, batch))
-
-
-def _observer(graph: Any) -> Any:
-    """Return the jitted `observe` for models of one structure."""
-
-    def compute(state: Any, batch: Arrays) -> Observed:
-        model: Model = nnx.merge(graph, state)
-        source, target = batch["source"], batch["target_in"]
-        real = source != PAD
-        logits = model(source, target, source_mask=real, deterministic=True)
-        value, tokens = cross_entropy(logits, batch["target_out"])
-        weights = model.cross_attention_weights(source, target, source_mask=real)
-        logs = jnp.log(jnp.where(weights > 0, weights, 1.0))
-        entropy = jnp.mean(-jnp.sum(weights * logs, axis=-1), axis=(0, 2))
-        most = jnp.log(jnp.maximum(jnp.sum(real, axis=-1), 2))[:, None]
-        predicted = batch["target_out"] != PAD
-        mean = jnp.sum(jnp.where(predicted, entropy / most, 0.0)) / jnp.maximum(tokens, 1)
-        return Observed(value, tokens, mean, jnp.mean(weights, axis=(0, 2)))
-
-    return jax.jit(compute, compiler_options=compiler_options(runs_little=True))
-
-
-def _translator(graph: Any, longest: int) -> Any:
-    """Return the jitted decoding loop for models of one structure."""
-
-    def compute(state: Any, source: Array) -> Array:
-        model: Model = nnx.merge(graph, state)
-        ends = {"bos": BOS, "eos": EOS, "pad": PAD}
-        if isinstance(model, Recurrent):
-            return greedy(model, source, source != PAD, longest=longest, **ends)
-        return greedy_decode(model, source, max_length=longest, source_mask=source != PAD, **ends)
-
-    # Every token made costs a pass over all of them: long sentences are worth optimising for.
-    options = compiler_options(runs_little=longest <= _SHORT)
-    return jax.jit(compute, compiler_options=options)
+def _translated(model: Model, source: Array, *, longest: int) -> Array:
+    ends = {"bos": BOS, "eos": EOS, "pad": PAD}
+    if isinstance(model, Recurrent):
+        return greedy(model, source, source != PAD, longest=longest, **ends)
+    return greedy_decode(model, source, max_length=longest, source_mask=source != PAD, **ends)
 
 
 def parameters(model: nnx.Module) -> int:

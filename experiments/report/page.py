@@ -46,14 +46,14 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of "What was run": name, value."""
     device = results["environment"]["device"]
     versions = results["environment"]["versions"]
-    sittings = results["sittings"]
+    sessions = results["sessions"]
     settings = results["settings"]
     return [
         ("Study", results["study"]),
         ("Started", results["started"].replace("T", " ")),
         (
             "Took",
-            duration(results["seconds"]) + (f" in {sittings} sittings" if sittings > 1 else ""),
+            duration(results["seconds"]) + (f" in {sessions} sessions" if sessions > 1 else ""),
         ),
         ("Settings", ", ".join(f"{k} {_setting(v)}" for k, v in settings.items())),
         ("Device", f"{device['count']} × {device['kind']} ({device['platform']})"),

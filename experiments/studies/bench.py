@@ -51,24 +51,23 @@ class Bench(StudyOptions):
 
     def run(self) -> Path:
         """Check the kernels, measure the cases and write the report."""
-        from experiments.progress import Progress
-
         chosen = self._chosen()
-        with RunFolder.open(self) as folder, Progress(len(chosen)) as progress:
+        with RunFolder.open(self, len(chosen)) as run:
+            progress = run.progress
             thorough = self.preset != "quick"
             faults = {}
             for kernel in _kernels():
                 work = functools.partial(_faults, kernel, thorough=thorough)
-                faults[kernel] = folder.cell(f"conformance-{kernel}", work)["fault"]
+                faults[kernel] = run.cell(f"conformance-{kernel}", work)["fault"]
                 progress.say(f"{kernel}: {faults[kernel] or 'conforms'}")
             measured = []
             if not any(faults.values()):
                 for case in chosen:
                     with progress.piece(case.name, 1) as piece:
                         work = functools.partial(_measure, case, self.rounds, self.seeds)
-                        measured.append(folder.cell(f"case-{case.name}", work))
+                        measured.append(run.cell(f"case-{case.name}", work))
                         piece.advance(_short(measured[-1]))
-            return folder.conclude({"conformance": faults, "cases": measured}, build_report)
+            return run.conclude({"conformance": faults, "cases": measured}, build_report)
 
     def _chosen(self) -> list[Any]:
         from experiments.bench.table import table
@@ -165,7 +164,7 @@ def _unlike_dense(kernel: str) -> str | None:
 
 def _measure(case: Any, rounds: int, repeats: int) -> dict[str, Any]:
     """Return times, temporaries, compile times and verdicts of one case."""
-    from experiments.measure import interleaved
+    from experiments.core.measure import interleaved
 
     passes: dict[str, Any] = {}
     for which in case.passes:

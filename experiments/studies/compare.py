@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -150,43 +151,54 @@ class Compare(StudyOptions):
 
     def run(self) -> Path:
         """Load the data, train and score every model, write the report."""
-        from experiments.compiling import Executables
         from experiments.data.text_batches import TextBatches
-        from experiments.progress import Progress
         from experiments.studies.compare_report import build_report
-        from experiments.translation import train_and_score
 
         # The data comes first: if it cannot be used, no folder is made.
         corpora = {0: TextBatches.load(self.text(), 0)}
         cells: list[dict[str, Any]] = []
-        executables = Executables()
         total = self.seeds * len(self.scores) * self.steps
-        digest = corpora[0].dataset.digest
-        with RunFolder.open(self, digest) as folder, Progress(total) as progress:
-            facts = folder.cell("data", lambda: corpora[0].facts())
-            progress.say(f"data: {facts['summary']}")
-            progress.say(f"writing to {folder.path}")
+        with RunFolder.open(self, total, corpora[0].dataset.digest) as run:
+            facts = run.cell("data", lambda: corpora[0].facts())
+            run.progress.say(f"data: {facts['summary']}")
+            run.progress.say(f"writing to {run.path}")
             for seed, score in itertools.product(range(self.seeds), self.scores):
-                name = f"{score}-seed{seed}"
-                if folder.has(name):
-                    progress.skip(self.steps)
-                elif seed not in corpora:
+                key = f"{score}-seed{seed}"
+                if not run.has(key) and seed not in corpora:
                     corpora = {seed: TextBatches.load(self.text(), seed)}
-                    folder.check_data(corpora[seed].dataset.digest)
-                work = functools.partial(
-                    train_and_score,
-                    self,
-                    score,
-                    corpora.get(seed),
-                    folder.checkpoints(name),
-                    progress,
-                    executables,
-                )
-                cells.append(folder.cell(name, work))
-                folder.drop_checkpoints(name)
-                progress.say(_line(cells[-1]))
-                folder.write_results(_results(self, facts, cells), finished=False)
-            return folder.conclude(_results(self, facts, cells), build_report)
+                    run.check_data(corpora[seed].dataset.digest)
+                work = functools.partial(_train, self, run, key, score, corpora.get(seed))
+                cells.append(run.trained(key, self.steps, work))
+                run.progress.say(_line(cells[-1]))
+                run.write_results(_results(self, facts, cells), finished=False)
+            return run.conclude(_results(self, facts, cells), build_report)
+
+
+def _train(options: Compare, run: RunFolder, key: str, score: str, text: Any) -> dict[str, Any]:
+    from experiments import translation
+    from experiments.models import seq2seq
+
+    begun, attends, width = time.monotonic(), score != "none", options.features
+    size = seq2seq.Size(options.layers, options.heads, width, 2 * width, options.dropout)
+    fresh = seq2seq.build(
+        score, size, text.source.size, text.target.size, seed=text.seed, vary=options.vary,
+        kind=options.model, location=options.location,
+    )  # fmt: skip
+    title, slack = f"{score}, seed {text.seed}", translation.SLACK
+    task = translation.task(title, fresh, text, attends=attends, slack=slack)
+    more = {"observations": 12, "checkpoint_every": options.checkpoint_every}
+    recipe = translation.recipe(options.steps, options.learning_rate, **more)
+    trained, history = run.train(key, task, recipe)
+    middle = time.monotonic()
+    test = translation.score(trained, text, attends=attends)
+    return {
+        "score": score,
+        "seed": text.seed,
+        "parameters": seq2seq.parameters(trained),
+        "train": history.record(),
+        "test": test,
+        "seconds": {"training": middle - begun, "scoring": time.monotonic() - middle},
+    }
 
 
 def _results(

@@ -75,13 +75,13 @@ class Cost(StudyOptions):
     def run(self) -> Path:
         """Check the forms, measure them and write the report."""
         from experiments.bench import forms
-        from experiments.progress import Progress
 
         lengths = sorted(set(self.lengths or ()))
         longer = sorted(set(self.memory_lengths or ()) - set(lengths))
         total = self.seeds * len(lengths) + len(longer)
-        with RunFolder.open(self) as folder, Progress(total) as progress:
-            wrong = folder.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
+        with RunFolder.open(self, total) as run:
+            progress = run.progress
+            wrong = run.cell("check", lambda: {name: forms.check(name) for name in forms.FORMS})
             for name, fault in wrong.items():
                 verdict = f"WRONG, {fault}; not measured" if fault else "checked"
                 progress.say(f"{name}: {verdict}")
@@ -93,15 +93,15 @@ class Cost(StudyOptions):
                     compiled = functools.cache(lambda a=arguments: _compiled(good, a(0)))
                     for seed in range(self.seeds):
                         work = functools.partial(_measure, self, length, seed, compiled)
-                        timed.append(folder.cell(f"length{length}-seed{seed}", work))
+                        timed.append(run.cell(f"length{length}-seed{seed}", work))
                         piece.advance(f"seed {seed}")
             sizes = {cell["length"]: cell["temporaries"] for cell in timed}
             with progress.piece("memory", len(longer)) as piece:
                 for length in longer:
                     work = functools.partial(_compiled_only, self, good, length)
-                    sizes[length] = folder.cell(f"memory{length}", work)["temporaries"]
+                    sizes[length] = run.cell(f"memory{length}", work)["temporaries"]
                     piece.advance(f"length {length}")
-            return folder.conclude(_results(self, wrong, timed, sizes), build_report)
+            return run.conclude(_results(self, wrong, timed, sizes), build_report)
 
     def _inputs(self, length: int, seed: int) -> Any:
         from experiments.bench import forms
@@ -112,7 +112,7 @@ class Cost(StudyOptions):
 def _compiled(names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
     from experiments.bench import forms
     from experiments.bench.contest import gradient
-    from experiments.measure import compile_for
+    from experiments.core.measure import compile_for
 
     compiled = {}
     for name in names:
@@ -124,7 +124,7 @@ def _compiled(names: list[str], arguments: Any) -> dict[tuple[str, str], Any]:
 
 def _measure(options: Cost, length: int, seed: int, compile_all: Any) -> dict[str, Any]:
     """Return times and temporaries of the forms that ``compile_all`` compiles, at one length."""
-    from experiments.measure import interleaved
+    from experiments.core.measure import interleaved
 
     arguments = options._inputs(length, seed)
     compiled = compile_all()
@@ -162,7 +162,7 @@ def _results(
     options: Cost, wrong: dict[str, str | None], timed: list[dict[str, Any]], sizes: dict
 ) -> dict[str, Any]:
     """Return what results.json holds: checks, measurements, summaries, crossovers."""
-    from experiments.measure import crossover
+    from experiments.core.measure import crossover
 
     lengths = sorted({c["length"] for c in timed})
     names = [n for n, fault in wrong.items() if fault is None]

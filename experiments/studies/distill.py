@@ -1,6 +1,7 @@
 """What a small student gains from a larger teacher, by what it is shown."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,143 +114,102 @@ class Distill(StudyOptions):
 
     def run(self) -> Path:
         """Train the teachers and their students, and write the report."""
-        from experiments.progress import Progress
-
-        seeds = range(self.seeds or 1)
-        each = (self.teacher_steps or 0) + len(self.ways) * (self.steps or 0)
-        with RunFolder.open(self) as folder, Progress(len(seeds) * each) as progress:
-            executables: dict[str, Any] = {}
-            cells = [
-                cell
-                for seed in seeds
-                for cell in _School(self, folder, progress, executables, seed).cells()
-            ]
-            return folder.conclude(_results(self, cells), build_report)
+        each = self.teacher_steps + len(self.ways) * self.steps
+        with RunFolder.open(self, self.seeds * each) as run:
+            cells = [cell for s in range(self.seeds) for cell in _School(self, run, s).cells()]
+            return run.conclude(_results(self, cells), build_report)
 
 
 _TEACHER = "teacher"
 
 
 class _School:
-    """One seed's teacher and students.
+    """One seed's teacher and students; the trained teacher stays until the run ends."""
 
-    The teacher's checkpoint stays until the last student is done: a run that goes on takes the
-    trained teacher from there.
-    """
-
-    def __init__(
-        self, options: Distill, folder: RunFolder, progress: Any, executables: Any, seed: int
-    ):
-        self.options, self.folder, self.progress = options, folder, progress
-        self.executables, self.seed = executables, seed
-        self._data: Any = None
-        self._taught: Any = None
+    def __init__(self, options: Distill, run: RunFolder, seed: int):
+        self.options, self.run, self.seed = options, run, seed
 
     def cells(self) -> list[dict[str, Any]]:
         """Return the finished cells of the teacher and of each student."""
-        options = self.options
-        cells = [self._cell(_TEACHER, options.teacher_steps or 1, self._teacher_cell)]
+        options, run = self.options, self.run
+        steps, teacher = options.teacher_steps, self._key(_TEACHER)
+        cells = [
+            run.trained(teacher, steps, lambda: self._cell(_TEACHER, *self.teacher), keep=True)
+        ]
         for way in options.ways:
-            cells.append(self._cell(way, options.steps or 1, lambda way=way: self._student(way)))
-            self.folder.drop_checkpoints(self._key(way))
-        self.folder.drop_checkpoints(self._key(_TEACHER))
+            work = functools.partial(self._student, way)
+            cells.append(run.trained(self._key(way), options.steps, work))
         return cells
 
     def _key(self, way: str) -> str:
         return f"{way.replace(' ', '-')}-seed{self.seed}"
 
-    def _cell(self, way: str, steps: int, compute: Any) -> dict[str, Any]:
-        if self.folder.has(self._key(way)):
-            self.progress.skip(steps)
-        return self.folder.cell(self._key(way), compute)
+    @functools.cached_property
+    def text(self) -> Any:
+        """The sentences."""
+        from experiments import translation
 
-    def _corpus(self) -> Any:
-        from experiments import translator
+        options = self.options
+        return translation.grammar(
+            self.seed, batch_size=options.batch_size, train_size=options.train_size,
+            test_size=options.test_size, keep_shortest=options.cover,
+        )  # fmt: skip
 
-        if self._data is None:
-            options = self.options
-            self._data = translator.corpus(
-                self.seed,
-                batch_size=options.batch_size or 1,
-                train_size=options.train_size or 1,
-                test_size=options.test_size or 1,
-                cover=options.cover or 1.0,
-            )
-        return self._data
+    @functools.cached_property
+    def teacher(self) -> Any:
+        """The trained teacher and its history, from its checkpoint if it is there."""
+        options = self.options
+        if self.run.has(self._key(_TEACHER)):
+            self.run.progress.skip(-options.teacher_steps)  # restoring counts them again
+        width, steps = options.teacher_features, options.teacher_steps
+        return self._train(_TEACHER, options.teacher_layers, width, steps)
 
-    def _teach(self, way: str, layers: int, width: int, steps: int, **lesson: Any) -> Any:
-        from experiments import translator
-        from experiments.compiling import Executables
-        from experiments.models import seq2seq
-
-        data = self._corpus()
-        size = seq2seq.Size(layers, self.options.heads, width, 2 * width)
-        # Steps of one structure that learn by another loss are other steps.
-        learns = "references" if way in ("none", "sequences") else way
-        return translator.teach(
-            translator.fresh(data, size),
-            data,
-            steps=steps,
-            learning_rate=self.options.learning_rate or 0.0,
-            checkpoints=self.folder.checkpoints(self._key(way)),
-            progress=self.progress,
-            name=f"{way}, seed {self.seed}",
-            executables=self.executables.setdefault(learns, Executables()),
-            **lesson,
-        )
-
-    def _teacher(self) -> Any:
-        """Return the trained teacher and its history, from its checkpoint if it is there."""
-        if self._taught is None:
-            options = self.options
-            width, steps = options.teacher_features or 1, options.teacher_steps or 1
-            layers = options.teacher_layers or 1
-            if self.folder.has(self._key(_TEACHER)):
-                self.progress.skip(-steps)  # counted already; restoring counts them again
-            self._taught = self._teach(_TEACHER, layers, width, steps)
-        return self._taught
-
-    def _teacher_cell(self) -> dict[str, Any]:
-        return self._told(_TEACHER, *self._teacher())
-
-    def _said(self) -> dict[int, list[int]]:
-        """Return the teacher's translations of the training sentences."""
+    @functools.cached_property
+    def translations(self) -> dict[int, list[int]]:
+        """The teacher's translations of the training sentences."""
         from experiments import distilling
 
         def compute() -> dict[str, Any]:
-            self.progress.say(f"seed {self.seed}: the teacher translates the training sentences")
-            said = distilling.all_translations(self._teacher()[0], self._corpus())
+            words = "the teacher translates the training sentences"
+            self.run.progress.say(f"seed {self.seed}: {words}")
+            said = distilling.all_translations(self.teacher.model, self.text)
             return {str(index): ids for index, ids in said.items()}
 
-        found = self.folder.cell(f"translations-seed{self.seed}", compute)
+        found = self.run.cell(f"translations-seed{self.seed}", compute)
         return {int(index): ids for index, ids in found.items()}
+
+    def _train(self, way: str, layers: int, width: int, steps: int, **lesson: Any) -> Any:
+        from experiments import translation
+        from experiments.models import seq2seq
+
+        size = seq2seq.Size(layers, self.options.heads, width, 2 * width)
+        fresh = translation.fresh(self.text, size)
+        task = translation.task(f"{way}, seed {self.seed}", fresh, self.text, **lesson)
+        recipe = translation.recipe(steps, self.options.learning_rate)
+        return self.run.train(self._key(way), task, recipe)
 
     def _student(self, way: str) -> dict[str, Any]:
         from experiments import distilling
 
         options = self.options
+        deeper = options.teacher_layers // options.layers
         loss, batch_at = distilling.lesson(
             way,
-            self._corpus(),
-            teacher=self._teacher()[0] if "logits" in way else None,
-            said=self._said() if way == "sequences" else {},
-            loss=distilling.Distillation(
-                options.temperature,
-                options.maps_weight,
-                (options.teacher_layers or 1) // options.layers,
-            ),
+            self.text,
+            teacher=self.teacher.model if "logits" in way else None,
+            said=self.translations if way == "sequences" else {},
+            loss=distilling.Distillation(options.temperature, options.maps_weight, deeper),
         )
-        width, steps = options.features or 1, options.steps or 1
-        taught = self._teach(way, options.layers, width, steps, loss=loss, batch_at=batch_at)
-        return self._told(way, *taught)
+        width, steps = options.features, options.steps
+        trained = self._train(way, options.layers, width, steps, loss=loss, batch_at=batch_at)
+        return self._cell(way, *trained)
 
-    def _told(self, way: str, trained: Any, history: Any) -> dict[str, Any]:
-        from experiments import translator
+    def _cell(self, way: str, trained: Any, history: Any) -> dict[str, Any]:
+        from experiments import translation
 
-        kept = translator.told(trained, history)
-        return {
-            "way": way, "seed": self.seed, **kept, **translator.quality(trained, self._corpus()),
-        }  # fmt: skip
+        kept = translation.record(trained, history)
+        quality = translation.quality(trained, self.text)
+        return {"way": way, "seed": self.seed, **kept, **quality}
 
 
 def _results(options: Distill, cells: list[dict[str, Any]]) -> dict[str, Any]:

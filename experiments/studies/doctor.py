@@ -56,10 +56,10 @@ class Doctor(StudyOptions):
         # The run comes first: if it cannot be examined, no folder is made.
         examined = curve_checks.read(Path(self.run_folder))
         found = curve_checks.trained_models(examined, self.seeds)
-        with RunFolder.open(self) as folder:
+        with RunFolder.open(self, 0) as run:
             diagnoses = [curve_checks.examine(model) for model in found]
             print(curve_checks.together(diagnoses))
-            return folder.conclude(_results(self, examined, found, diagnoses), build_report)
+            return run.conclude(_results(self, examined, found, diagnoses), build_report)
 
 
 def _results(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
@@ -116,8 +115,6 @@ class Long(StudyOptions):
 
     def run(self) -> Path:
         """Check and time all of them, train the small models and write the report."""
-        from experiments.compiling import Executables
-        from experiments.progress import Progress
         from experiments.studies.long_report import build_report
 
         lengths = sorted(set(self.lengths or ()))
@@ -127,9 +124,9 @@ class Long(StudyOptions):
             for name in self.trained or ()
             for seed in range(self.seeds or 1)
         ]
-        total = len(lengths) + len(models) * (self.steps or 0)
-        with RunFolder.open(self) as folder, Progress(total) as progress:
-            wrong = folder.cell("check", lambda: _check(self))
+        with RunFolder.open(self, len(lengths) + len(models) * self.steps) as run:
+            progress = run.progress
+            wrong = run.cell("check", lambda: _check(self))
             for name, fault in wrong.items():
                 if fault:
                     progress.say(f"{name}: WRONG, {fault}; not measured")
@@ -139,16 +136,14 @@ class Long(StudyOptions):
             for length in lengths:
                 with progress.piece(f"length {length}", 1) as piece:
                     work = functools.partial(_measure, self, good, length)
-                    timed.append(folder.cell(f"length{length}", work))
+                    timed.append(run.cell(f"length{length}", work))
                     piece.advance(f"{len(good)} timed")
-            executables = Executables()
             trained = []
             for task, name, seed in models:
                 key = f"{task}-{name}-seed{seed}"
-                given = self, folder, progress, executables, key, task, name, seed
-                work = functools.partial(_train, *given)
-                trained.append(trained_cell(folder, progress, key, self.steps or 1, work))
-            return folder.conclude(_results(wrong, good, timed, trained, self.passes), build_report)
+                work = functools.partial(_train, self, run, key, task, name, seed)
+                trained.append(run.trained(key, self.steps, work))
+            return run.conclude(_results(wrong, good, timed, trained, self.passes), build_report)
 
 
 _MOST_PLACES = 85  # 64 pairs and 21 questions
@@ -160,7 +155,7 @@ def _check(options: Long) -> dict[str, str | None]:
     import jax
 
     from experiments import families
-    from experiments.compiling import all_at_once, compiler_options
+    from experiments.core.compiling import all_at_once, compiler_options
 
     found: dict[str, str | None] = dict.fromkeys(options.names)
 
@@ -168,7 +163,7 @@ def _check(options: Long) -> dict[str, str | None]:
         reach, depth = 16, 8
         given = families.arguments(name, _CHECKED, reach, heads=2, depth=depth, seed=1)
         function = families.MAKERS[name](_CHECKED, reach, depth)
-        out = jax.jit(function, compiler_options=compiler_options(runs_little=True))(*given)
+        out = jax.jit(function, compiler_options=compiler_options(fast_compile=True))(*given)
         found[name] = families.fault(name, out, given, reach)
 
     all_at_once([functools.partial(one, name) for name in options.names])
@@ -179,8 +174,8 @@ def _measure(options: Long, names: list[str], length: int) -> dict[str, Any]:
     """Return times and temporaries of all at one length, and the share of pairs of the patterns."""
     from experiments import families
     from experiments.bench.contest import gradient
-    from experiments.compiling import all_at_once
-    from experiments.measure import Compiled, compile_for, interleaved
+    from experiments.core.compiling import all_at_once
+    from experiments.core.measure import Compiled, compile_for, interleaved
 
     sizes = {"heads": options.heads, "depth": options.depth}
     made = {n: families.MAKERS[n](length, options.reach, options.depth) for n in names}
@@ -203,41 +198,31 @@ def _measure(options: Long, names: list[str], length: int) -> dict[str, Any]:
 
 
 def _train(
-    options: Long, folder: RunFolder, progress: Any, executables: Any, key: str,
-    task: str, name: str, seed: int,
-) -> dict[str, Any]:  # fmt: skip
+    options: Long, run: RunFolder, key: str, task: str, name: str, seed: int
+) -> dict[str, Any]:
     from flax import nnx
 
-    from experiments import families, train_reader
+    from experiments import families
     from experiments.data import tasks
     from experiments.models import reader
 
     size = reader.Size()
-    places = options.places or 1
+    places = options.places
     layer = families.layer(name, places, max(places // 4, 4), size.features // size.heads)
     length = tasks.longest(task, places)
 
-    def problems(step: int, count: int) -> tasks.Batch:
+    def problems(step: int, count: int = options.batch_size) -> tasks.Batch:
         rng = tasks.generator(task, seed, step)
         return tasks.bidirectional(tasks.TASKS[task](rng, count, length), places)
 
-    held_out = problems(tasks.HELD_OUT, train_reader.HELD_OUT_SIZE)
+    held_out = problems(tasks.HELD_OUT, reader.HELD_OUT_SIZE)
     model = reader.Reader(
         size, layer, position_embedding="learned", length=places, rngs=nnx.Rngs(seed)
     )
-    _, history = train_reader.train_reader(
-        model,
-        lambda step: problems(step, options.batch_size or 1),
-        held_out,
-        steps=options.steps or 1,
-        learning_rate=options.learning_rate,
-        seed=seed,
-        checkpoints=folder.checkpoints(key),
-        progress=progress,
-        name=f"{task}, {name}, seed {seed}",
-        executables=executables,
-    )
-    return {"task": task, "name": name, "seed": seed, **train_reader.record(model, history)}
+    title = f"{task}, {name}, seed {seed}"
+    asked = reader.task(title, model, problems, held_out, seed=seed)
+    trained = run.train(key, asked, reader.recipe(options.steps, options.learning_rate))
+    return {"task": task, "name": name, "seed": seed, **reader.record(*trained)}
 
 
 def _results(

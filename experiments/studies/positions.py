@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
@@ -90,8 +89,6 @@ class Positions(StudyOptions):
     def run(self) -> Path:
         """Train with each scheme, test at each length and write the report."""
         from experiments import schemes
-        from experiments.compiling import Executables
-        from experiments.progress import Progress
 
         trained = dict.fromkeys(schemes.trained_as(scheme) for scheme in self.schemes)
         models = [
@@ -100,15 +97,13 @@ class Positions(StudyOptions):
             for scheme in trained
             for seed in range(self.seeds or 1)
         ]
-        with RunFolder.open(self) as folder, Progress(len(models) * (self.steps or 0)) as progress:
-            executables = Executables()
+        with RunFolder.open(self, len(models) * self.steps) as run:
             done = []
             for task, scheme, seed in models:
                 key = f"{task}-{scheme}-seed{seed}"
-                given = self, folder, progress, executables, key, task, scheme, seed
-                work = functools.partial(_train, *given)
-                done.append(trained_cell(folder, progress, key, self.steps or 1, work))
-            return folder.conclude(_results(self, done), build_report)
+                work = functools.partial(_train, self, run, key, task, scheme, seed)
+                done.append(run.trained(key, self.steps, work))
+            return run.conclude(_results(self, done), build_report)
 
 
 _TESTED = 256  # problems at each length, fewer at long ones
@@ -120,10 +115,9 @@ def _ratios(options: Positions) -> list[int]:
 
 
 def _train(
-    options: Positions, folder: RunFolder, progress: Any, executables: Any, key: str,
-    task: str, scheme: str, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    from experiments import schemes, train_reader
+    options: Positions, run: RunFolder, key: str, task: str, scheme: str, seed: int
+) -> dict[str, Any]:
+    from experiments import schemes
     from experiments.data import tasks
     from experiments.models import reader
 
@@ -144,30 +138,24 @@ def _train(
     ratios = _ratios(options)
     # A causal model does not see the padding behind, so one shape does for all longer tests.
     tests = {r: _test(task, seed, r * longest, room(1 if r == 1 else ratios[-1])) for r in ratios}
-    model = _model(options, scheme, 1, seed, task)
-    longer = [
-        functools.partial(reader.prepare_observe, model, tests[r]) for r in ratios[-1:] if r > 1
-    ]
-    model, history = train_reader.train_reader(
-        model,
+    longer = [lambda m, r=r: reader.prepare_observe(m, tests[r]) for r in ratios[-1:] if r > 1]
+    asked = reader.task(
+        f"{task}, {scheme}, seed {seed}",
+        _model(options, scheme, 1, seed, task),
         problems,
         tests[1],
-        steps=options.steps or 1,
-        learning_rate=options.learning_rate,
         seed=seed,
-        checkpoints=folder.checkpoints(key),
-        progress=progress,
-        name=f"{task}, {scheme}, seed {seed}",
-        executables=executables,
         besides=() if scheme in schemes.STRETCHED else longer,
     )
+    recipe = reader.recipe(options.steps, options.learning_rate)
+    model, history = run.train(key, asked, recipe)
     tested = [
         {"scheme": other, "ratio": ratio, **_look(options, model, other, ratio, seed, task, tests)}
         for other in options.schemes
         if schemes.trained_as(other) == scheme
         for ratio in ratios
     ]
-    recorded = train_reader.record(model, history)
+    recorded = reader.record(model, history)
     return {"task": task, "scheme": scheme, "seed": seed, **recorded, "tested": tested}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_positive, flag
 from experiments.errors import UsageError
@@ -88,53 +87,35 @@ class Prune(StudyOptions):
 
     def run(self) -> Path:
         """Train, take heads away, and write the report."""
-        from experiments.compiling import Executables
-        from experiments.progress import Progress
-
-        seeds, steps = range(self.seeds or 1), self.steps or 1
-        with RunFolder.open(self) as folder, Progress(len(seeds) * steps) as progress:
-            executables = Executables()
+        with RunFolder.open(self, self.seeds * self.steps) as run:
             done = []
-            for seed in seeds:
-                key = f"seed{seed}"
-                work = functools.partial(_train, self, folder, progress, executables, key, seed)
-                done.append(trained_cell(folder, progress, key, steps, work))
-            return folder.conclude(_results(self, done), build_report)
+            for seed in range(self.seeds):
+                work = functools.partial(_train, self, run, seed)
+                done.append(run.trained(f"seed{seed}", self.steps, work))
+            return run.conclude(_results(self, done), build_report)
 
 
-def _train(
-    options: Prune, folder: RunFolder, progress: Any, executables: Any, key: str, seed: int
-) -> dict[str, Any]:
-    from experiments import heads, translator
+def _train(options: Prune, run: RunFolder, seed: int) -> dict[str, Any]:
+    from experiments import heads, translation
     from experiments.models import seq2seq
 
-    data = translator.corpus(
-        seed,
-        batch_size=options.batch_size or 1,
-        train_size=options.train_size or 1,
-        test_size=options.test_size or 1,
-    )
-    width = options.features or 1
-    size = seq2seq.Size(options.layers or 1, options.heads or 1, width, 2 * width)
-    trained, history = translator.teach(
-        translator.fresh(data, size),
-        data,
-        steps=options.steps or 1,
-        learning_rate=options.learning_rate,
-        checkpoints=folder.checkpoints(key),
-        progress=progress,
-        name=f"seed {seed}",
-        executables=executables,
-    )
-    progress.say(f"seed {seed}: trained; taking heads away")
-    worth = heads.importance(trained, data)
-    counts = {"points": options.points or 1, "draws": options.draws or 1}
+    text = translation.grammar(
+        seed, batch_size=options.batch_size, train_size=options.train_size,
+        test_size=options.test_size,
+    )  # fmt: skip
+    size = seq2seq.Size(options.layers, options.heads, options.features, 2 * options.features)
+    task = translation.task(f"seed {seed}", translation.fresh(text, size), text)
+    recipe = translation.recipe(options.steps, options.learning_rate)
+    trained, history = run.train(f"seed{seed}", task, recipe)
+    run.progress.say(f"seed {seed}: trained; taking heads away")
+    worth = heads.importance(trained, text)
+    counts = {"points": options.points, "draws": options.draws}
     return {
         "seed": seed,
-        **translator.told(trained, history),
+        **translation.record(trained, history),
         "importance": worth,
-        "curves": heads.curves(trained, data, worth, **counts),
-        "pruned": [heads.pruned(trained, data, worth, part) for part in PARTS],
+        "curves": heads.curves(trained, text, worth, **counts),
+        "pruned": [heads.pruned(trained, text, worth, part) for part in PARTS],
     }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_positive, flag
 from experiments.errors import UsageError
@@ -72,77 +71,49 @@ class Scaling(StudyOptions):
     def run(self) -> Path:
         """Make the table, train, and write the report."""
         from experiments import untrained
-        from experiments.compiling import Executables
-        from experiments.progress import Progress
 
         seeds = range(self.seeds)
         models = [(d, name, s) for d in self.train_depths for name in SCALES for s in seeds]
-        with RunFolder.open(self) as folder, Progress(len(models) * self.steps) as progress:
+        with RunFolder.open(self, len(models) * self.steps) as run:
             table = [
-                folder.cell(
+                run.cell(
                     f"untrained-depth{depth}-seed{seed}",
                     functools.partial(untrained.measure, depth, seed),
                 )
                 for depth in self.depths
                 for seed in seeds
             ]
-            executables = Executables()
             trained = []
             for depth, name, seed in models:
                 key = f"depth{depth}-p{SCALES[name]:g}-seed{seed}"
-                given = self, folder, progress, executables, key, depth, name, seed
-                work = functools.partial(_train, *given)
-                trained.append(trained_cell(folder, progress, key, self.steps, work))
-            results = {"untrained": table, "trained": trained}
-            return folder.conclude(results, build_report)
+                work = functools.partial(_train, self, run, key, depth, name, seed)
+                trained.append(run.trained(key, self.steps, work))
+            return run.conclude({"untrained": table, "trained": trained}, build_report)
 
 
 _WORDS = 64
 _WIDTH = 64
+_FIRST = 20  # steps
 
 
 def _train(
-    options: Scaling, folder: RunFolder, progress: Any, executables: Any, key: str, depth: int,
-    name: str, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    import numpy as np
+    options: Scaling, run: RunFolder, key: str, depth: int, name: str, seed: int
+) -> dict[str, Any]:
     from flax import nnx
 
-    from experiments.data import tasks
+    from experiments.core.optim import Recipe
     from experiments.models import recall
-    from experiments.train import Recipe, train
 
     scale = float(depth) ** -SCALES[name]
-    model = recall.Recall(_WORDS, _WIDTH, depth, scale, rngs=nnx.Rngs(seed))
-    sizes = {"pairs": options.pairs, "queries": options.queries, "words": _WORDS}
-
-    def problems(step: int, size: int) -> tasks.Batch:
-        return tasks.recall(np.random.default_rng([seed, step]), size=size, **sizes)
-
-    held_out = problems(2**31, 256)
-    _, history = train(
-        model,
-        recall.loss,
-        lambda step: problems(step, options.batch_size),
-        Recipe(
-            steps=options.steps,
-            learning_rate=options.learning_rate,
-            warmup=options.steps // 20,
-            observe_every=max(1, options.steps // 25),
-            checkpoint_every=max(100, options.steps // 5),
-        ),
-        seed=seed,
-        observe=lambda model: {k: float(v) for k, v in recall.observe(model, held_out).items()},
-        checkpoints=folder.checkpoints(key),
-        progress=progress,
-        name=f"depth {depth}, {name}, seed {seed}",
-        executables=executables,
-    )
-    return {
-        "depth": depth, "name": name, "scale": scale, "seed": seed, "loss": history.loss,
-        "gradient_norm": history.gradient_norm, "observed": history.observed,
-        "step_milliseconds": history.step_milliseconds(), "diverged_at": history.diverged_at,
-    }  # fmt: skip
+    task = recall.task(
+        f"depth {depth}, {name}, seed {seed}",
+        recall.Recall(_WORDS, _WIDTH, depth, scale, rngs=nnx.Rngs(seed)),
+        seed=seed, batch_size=options.batch_size, pairs=options.pairs, queries=options.queries,
+        words=_WORDS,
+    )  # fmt: skip
+    recipe = Recipe.short(options.steps, options.learning_rate, observations=25)
+    history = run.train(key, task, recipe).history
+    return {"depth": depth, "name": name, "scale": scale, "seed": seed, **history.record()}
 
 
 Cells = Sequence[report.Results]
@@ -159,13 +130,10 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
     """Return the report on ``results`` (the document of results.json), drawing into ``folder``."""
     settings = results["settings"]
 
-    def thinned(name: str) -> Callable[[report.Results], Any]:
-        return lambda cell: _thinned(cell[name])
-
     learning = [
-        _curve(results, folder, "loss", "Loss in training, nats", thinned("loss")),
+        _curve(results, folder, "loss", "Loss in training, nats", lambda c: c["loss"]),
         _curve(results, folder, "entropy", "Entropy of the attention / ln n"),
-        _curve(results, folder, "gradient_norm", "Gradient norm", thinned("gradient_norm")),
+        _curve(results, folder, "gradient_norm", "Gradient norm", lambda c: c["gradient_norm"]),
         _trained_table(results),
     ]
     return report.Report(
@@ -317,13 +285,6 @@ def _untrained_table(results: report.Results) -> report.Table:
     )
 
 
-def _thinned(values: Sequence[float | None]) -> list[tuple[int, float | None]]:
-    """Return means of stretches, some 50 of them, each at its last step."""
-    stretch = max(1, len(values) // 50)
-    parts = [(at, values[at : at + stretch]) for at in range(0, len(values), stretch)]
-    return [(at + len(part), report.mean(part)) for at, part in parts]
-
-
 def _curve(
     results: report.Results,
     folder: Path,
@@ -356,7 +317,7 @@ def _trained_table(results: report.Results) -> report.Table:
             *(report.mean_sd([c["observed"][at]["entropy"] for c in cells], 2) for at in (0, -1)),
             report.mean_sd([c["observed"][-1]["valid_loss"] for c in cells], 3),
             report.mean_sd([c["observed"][-1]["accuracy"] for c in cells], 1, percent=True),
-            report.mean_sd([report.mean(c["gradient_norm"][:20]) for c in cells], 2),
+            report.mean_sd([_first_norms(c) for c in cells], 2),
         ]
         for depth in _depths(results)
         for name, cells in _by_name(results, depth).items()
@@ -366,6 +327,10 @@ def _trained_table(results: report.Results) -> report.Table:
         "right answers", "gradient norm, first steps",
     ]  # fmt: skip
     return report.Table(f"After training ({report.seeds(results)})", columns, rows)
+
+
+def _first_norms(cell: report.Results) -> float | None:
+    return report.mean(norm for step, norm in cell["gradient_norm"] if step <= _FIRST)
 
 
 def _claims(results: report.Results) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.cells import trained as trained_cell
 from experiments.core.run import RunFolder
 from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
 from experiments.errors import UsageError
@@ -86,21 +85,16 @@ class Stability(StudyOptions):
 
     def run(self) -> Path:
         """Train each form at each learning rate and write the report."""
-        from experiments.compiling import Executables
-        from experiments.progress import Progress
-
         models = list(
             itertools.product(self.forms, self.learning_rates or (), range(self.seeds or 1))
         )
-        with RunFolder.open(self) as folder, Progress(len(models) * (self.steps or 0)) as progress:
-            executables = Executables()
+        with RunFolder.open(self, len(models) * self.steps) as run:
             done = []
             for form, rate, seed in models:
                 key = f"form{FORMS.index(form)}-rate{rate:g}-seed{seed}"
-                given = self, folder, progress, executables, key, form, rate, seed
-                work = functools.partial(_train, *given)
-                done.append(trained_cell(folder, progress, key, self.steps or 1, work))
-            return folder.conclude(_results(self, done), build_report)
+                work = functools.partial(_train, self, run, key, form, rate, seed)
+                done.append(run.trained(key, self.steps, work))
+            return run.conclude(_results(self, done), build_report)
 
 
 _WORDS = 64
@@ -109,52 +103,21 @@ _LOOKS = 15
 
 
 def _train(
-    options: Stability, folder: RunFolder, progress: Any, executables: Any, key: str,
-    form: str, rate: float, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    import numpy as np
-
-    from experiments.data import tasks
+    options: Stability, run: RunFolder, key: str, form: str, rate: float, seed: int
+) -> dict[str, Any]:
+    from experiments.core.optim import Recipe
     from experiments.models import recall
-    from experiments.sweep import SweptRecipe
-    from experiments.train import train
 
-    sizes = {"pairs": options.pairs, "queries": options.queries, "words": _WORDS}
-
-    def problems(step: int, size: int) -> tasks.Batch:
-        return tasks.recall(np.random.default_rng([seed, step]), size=size, **sizes)
-
-    held_out = problems(2**31, 256)
-    steps = options.steps or 1
-    _, history = train(
+    task = recall.task(
+        f"{form}, learning rate {rate:g}, seed {seed}",
         _model(options, form, seed),
-        recall.loss,
-        lambda step: problems(step, options.batch_size),
-        SweptRecipe(
-            steps=steps,
-            learning_rate=rate,
-            warmup=max(1, steps // 20),
-            observe_every=max(1, steps // _LOOKS),
-            checkpoint_every=max(100, steps // 5),
-            clip=options.clip if form == "clipping" else math.inf,
-        ),
-        seed=seed,
-        observe=lambda model: {k: float(v) for k, v in recall.observe(model, held_out).items()},
-        checkpoints=folder.checkpoints(key),
-        progress=progress,
-        name=f"{form}, learning rate {rate:g}, seed {seed}",
-        executables=executables,
-    )
-    return {
-        "form": form,
-        "learning_rate": rate,
-        "seed": seed,
-        "loss": history.loss,
-        "gradient_norm": history.gradient_norm,
-        "observed": history.observed,
-        "step_milliseconds": history.step_milliseconds(),
-        "diverged_at": history.diverged_at,
-    }
+        seed=seed, batch_size=options.batch_size, pairs=options.pairs, queries=options.queries,
+        words=_WORDS,
+    )  # fmt: skip
+    clip = options.clip if form == "clipping" else math.inf
+    recipe = Recipe.short(options.steps, rate, observations=_LOOKS, clip=clip)
+    history = run.train(key, task, recipe).history
+    return {"form": form, "learning_rate": rate, "seed": seed, **history.record()}
 
 
 def _model(options: Stability, form: str, seed: int) -> Any:
@@ -239,7 +202,7 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
         markers=True, log_x=True, log_y=True, alt=f"{words}; the numbers are in the table.",
         caption=f"{words}.",
     )  # fmt: skip
-    norms: Callable[[Any], Any] = lambda m: list(enumerate(m["gradient_norm"], 1))  # noqa: E731
+    norms: Callable[[Any], Any] = lambda m: m["gradient_norm"]  # noqa: E731
     steps = [
         _steps(results, folder, "entropy", "Entropy of the attention / ln n"),
         _steps(results, folder, "max_logit", "Largest logit", log=True),
@@ -311,7 +274,8 @@ def _table(results: report.Results) -> report.Table:
             own = [m for m in results["models"] if (m["form"], m["learning_rate"]) == (form, rate)]
             stopped = [str(m["diverged_at"]) for m in own if m["diverged_at"] is not None]
             findings = dict.fromkeys(name for m in own for name in m["findings"])
-            largest = [max(report.known(m["gradient_norm"]), default=None) for m in own]
+            norms = [report.known(norm for _, norm in m["gradient_norm"]) for m in own]
+            largest = [max(values, default=None) for values in norms]
             rows.append(
                 [
                     f"{form}, {rate:g}",

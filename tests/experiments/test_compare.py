@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
 
 def test_results_hold_what_the_docs_say(whole):
     document = results(whole)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["study"] == "compare"
     assert document["status"] == "finished"
     assert document["quick"] is True
@@ -141,7 +141,7 @@ def test_after_a_kill_it_goes_on_to_the_same_numbers(whole, tmp_path):
     resume = [sys.executable, "-m", "experiments", "compare", "--out", str(folder), "--resume"]
     subprocess.run(resume, check=True, cwd=ROOT, capture_output=True)
     assert finished.stat().st_mtime_ns == written
-    assert results(folder)["sittings"] == 2
+    assert results(folder)["sessions"] == 2
     for one, other in zip(results(whole)["models"], results(folder)["models"], strict=True):
         for curve in ("loss", "gradient_norm", "observed"):
             assert one["train"][curve] == other["train"][curve]

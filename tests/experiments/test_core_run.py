@@ -58,7 +58,7 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path):
     options = resume_options(Cost(out=tmp_path / "run", resume=True), ())
     assert dataclasses.replace(options, resume=False) == first.options
     again = RunFolder.open(options)
-    assert again.sittings == 2
+    assert again.sessions == 2
     assert again.started == first.started
 
 

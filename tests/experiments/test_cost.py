@@ -8,7 +8,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.bench import forms
-from experiments.measure import compile_for, crossover, interleaved
+from experiments.core.measure import compile_for, crossover, interleaved
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 

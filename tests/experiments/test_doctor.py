@@ -10,6 +10,10 @@ from experiments.__main__ import main
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
 
+def norms(values):
+    return [[step, value] for step, value in enumerate(values, 1)]
+
+
 def model(name, seed=0, **changes):
     """A healthy model of a run of scaling, of 40 steps."""
     steps = range(0, 41, 4)
@@ -18,8 +22,8 @@ def model(name, seed=0, **changes):
         "depth": 64,
         "name": name,
         "seed": seed,
-        "loss": [4.0 - 0.09 * step for step in range(40)],
-        "gradient_norm": [1.0] * 40,
+        "loss": [[step + 1, 4.0 - 0.09 * step] for step in range(40)],
+        "gradient_norm": norms([1.0] * 40),
         "observed": [
             {"step": s, "valid_loss": v, "entropy": 0.87 - 0.002 * s, "max_logit": 3.0}
             for s, v in zip(steps, fall, strict=True)
@@ -54,7 +58,7 @@ SICK = {
     },
     "not_learning": {"observed": observed(valid_loss=lambda s: 4.0 + s / 40)},
     "not_finite": {"diverged_at": 33, "observed": observed()[:9]},
-    "gradient_leap": {"gradient_norm": [1.0] * 30 + [50.0] + [1.0] * 9},
+    "gradient_leap": {"gradient_norm": norms([1.0] * 30 + [50.0] + [1.0] * 9)},
 }
 
 

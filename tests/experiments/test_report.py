@@ -30,7 +30,7 @@ RESULTS = {
     "quick": False,
     "started": "2026-01-01T00:00:00+00:00",
     "seconds": 61.0,
-    "sittings": 2,
+    "sessions": 2,
     "settings": {"seeds": 3, "scores": ["dot", "none"]},
     "environment": {
         "versions": {"python": "3.11"},
@@ -82,7 +82,7 @@ def test_rows_from_papers_look_different(tmp_path):
 
 def test_what_was_run_is_told(tmp_path):
     page = page_of(tmp_path)
-    for words in ("1 min 1 s in 2 sittings", "seeds 3", "scores dot/none", "some, 2 cores"):
+    for words in ("1 min 1 s in 2 sessions", "seeds 3", "scores dot/none", "some, 2 cores"):
         assert words in page
 
 

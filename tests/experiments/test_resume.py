@@ -76,7 +76,7 @@ def test_it_goes_on_where_nothing_changed(run, capsys):
     assert main(["compare", "--out", str(run), "--resume"]) == 0
     results = json.loads((run / "results.json").read_text())
     assert [m["score"] for m in results["models"]] == ["dot", "additive"]
-    assert results["sittings"] == 2
+    assert results["sessions"] == 2
 
 
 def test_data_that_has_changed_is_refused_by_name(run, capsys):
@@ -192,7 +192,7 @@ def test_a_record_of_another_version_of_the_study_is_refused(run, capsys, change
     assert f"--{'momentum' if change == 'more' else 'shapes'}" in refused(run, capsys)
 
 
-@pytest.mark.parametrize("key", ["study", "settings", "sittings", "versions", "data"])
+@pytest.mark.parametrize("key", ["study", "settings", "sessions", "versions", "data"])
 def test_a_record_that_lacks_a_part_is_refused(run, capsys, key):
     record = json.loads((run / "run.json").read_text())
     record[key] = 3

@@ -23,8 +23,9 @@ from experiments.report.blocks import duration
 class _Terminal(Console):
     """A console that shows text as it stands: brackets are no markup, colons no emoji."""
 
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    def __init__(self, *, quiet: bool) -> None:
+        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
+        super().__init__(quiet=quiet, **plain)
 
     def on_broken_pipe(self) -> None:
         """Raise an error again, which Rich would make a SystemExit without a message."""
@@ -38,9 +39,9 @@ class Progress:
     line is printed now and then, since live bars would print nothing until the end there.
     """
 
-    def __init__(self, total: int, quiet_seconds: float = 10.0):
+    def __init__(self, total: int, quiet_seconds: float = 10.0, *, silent: bool = False):
         """Start with ``total`` units of work ahead, in the study's own unit (mostly steps)."""
-        self.console = _Terminal()
+        self.console = _Terminal(quiet=silent)
         self._live = self.console.is_terminal
         self._bars = Bars(
             TextColumn("{task.description}", markup=False),
@@ -83,7 +84,7 @@ class Progress:
             self._bars.remove_task(task)
 
     def skip(self, units: int) -> None:
-        """Count ``units`` as done that an earlier sitting of the run did."""
+        """Count ``units`` as done that an earlier session of the run did."""
         self._bars.advance(self._all, units)
 
 
@@ -95,12 +96,12 @@ class Piece:
         self._done = self._first = done
         self._begun = time.monotonic()
 
-    def advance(self, note: str) -> None:
-        """Count one unit as done; ``note`` (the loss, say) is shown beside the bar."""
+    def advance(self, note: str, units: int = 1) -> None:
+        """Count ``units`` as done; ``note`` (the loss, say) is shown beside the bar."""
         p = self._progress
-        self._done += 1
-        p._bars.update(self._task, advance=1, note=note)
-        p._bars.advance(p._all)
+        self._done += units
+        p._bars.update(self._task, advance=units, note=note)
+        p._bars.advance(p._all, units)
         now = time.monotonic()
         if not p._live and now - p._spoke >= p._quiet_seconds:
             each = (now - self._begun) / (self._done - self._first)

@@ -91,3 +91,26 @@ def _time(call: Callable[[], Any], repeats: int) -> float:
         result = call()
     jax.block_until_ready(result)
     return (time.perf_counter() - begun) / repeats
+
+
+# Peak of matrix products in bfloat16, operations a second, by the start of the device's kind.
+_PEAKS = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6 lite": 918e12,
+    "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
+}  # fmt: skip
+
+
+def speed(executable: Any, seconds: float, tokens: float) -> str:
+    """Return tokens a second in words, and the share of the device's peak where that is known.
+
+    Args:
+        executable: the compiled step of one device.
+        seconds: the time of a step.
+        tokens: tokens a second, 0 where they are not counted.
+    """
+    words = f", {tokens:,.0f} tokens/s" if tokens else ""
+    kind = jax.devices()[0].device_kind
+    peak = next((value for name, value in _PEAKS.items() if kind.startswith(name)), None)
+    if peak and (flops := (executable.cost_analysis() or {}).get("flops")):
+        words += f", {flops / seconds / peak:.0%} of peak"
+    return words
