@@ -43,7 +43,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
         processes: how many there are.
         process: which this one is, from 0.
     """
-    if coordinator is None:
+    if coordinator is None or jax.distributed.is_initialized():
         return
     if coordinator == "auto":
         jax.distributed.initialize()
@@ -52,7 +52,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 
 
 def leave() -> None:
-    """Leave the other processes, which wait for each other here."""
+    """Leave the other processes, all of which call this."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 

@@ -67,8 +67,9 @@ class Recipe:
     @classmethod
     def short(cls, steps: int, learning_rate: float, *, observations: int, **more: Any) -> "Recipe":
         """Return the recipe of the studies' small models: they differ in what is given here."""
-        found = {"warmup": max(1, steps // 20), "checkpoint_every": max(100, steps // 5), **more}
-        return cls(steps, learning_rate, observe_every=max(1, steps // observations), **found)
+        found = {"warmup": max(1, steps // 20), "checkpoint_every": max(100, steps // 5)}
+        found |= {"observe_every": max(1, steps // observations), **more}
+        return cls(steps, learning_rate, **found)
 
     def compiled_part(self) -> "Recipe":
         """Return what a compiled step depends on: the recipe without what is in the state."""

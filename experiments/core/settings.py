@@ -1,6 +1,7 @@
 """The settings of a study: its options, how a preset fills the gaps, and their form in JSON."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -48,6 +49,11 @@ class StudyOptions:
 
     study: ClassVar[str] = ""
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # The values that a field may have, and the interval of a number: whole ones are at least 1,
+    # others at least 0, if it says nothing else. A field of many values has one at least.
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    intervals: ClassVar[Mapping[str, str]] = {}
+    may_be_empty: ClassVar[tuple[str, ...]] = ()
 
     @property
     def question(self) -> str:
@@ -65,17 +71,20 @@ class StudyOptions:
 
     def check(self) -> None:
         """Raise UsageError where a value makes no sense; subclasses extend it."""
+        intervals = {"seeds": f"[1, {_MOST_SEEDS}]", "process": "[0, inf)", **self.intervals}
+        choices = {"preset": PRESETS, **self.choices}
         for field in dataclasses.fields(self):
-            values = getattr(self, field.name)
-            for value in values if isinstance(values, tuple) else (values,):
-                if isinstance(value, float) and not abs(value) <= _LARGEST:
-                    raise UsageError(f"{flag(field.name)} {value} must be a finite float32 number")
-                if isinstance(value, int) and not abs(value) <= _MOST:
-                    raise UsageError(f"{flag(field.name)} is too large; it must be {_MOST} or less")
-        check_choice("--preset", self.preset, PRESETS)
-        check_positive("--seeds", self.seeds)
-        if self.seeds is not None and self.seeds > _MOST_SEEDS:
-            raise UsageError(f"--seeds {self.seeds} is too large; it must be {_MOST_SEEDS} or less")
+            name, values = flag(field.name), getattr(self, field.name)
+            many = values if isinstance(values, tuple) else (values,)
+            for value in many:
+                if isinstance(value, str) and field.name in choices:
+                    check_choice(name, value, choices[field.name])
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    _check_number(name, value, intervals.get(field.name))
+            if not many and field.name not in self.may_be_empty:
+                raise UsageError(f"{name} is empty; give at least one")
+            if field.name in choices and len(set(many)) < len(many):
+                raise UsageError(f"{name} must name each once")
 
     def run(self) -> Path:
         """Do the study and return the folder with its results."""
@@ -121,7 +130,25 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{name} {short(value)!r} is unknown; choose one of {', '.join(choices)}")
 
 
-def check_positive(name: str, value: float | None, *, least: float = 1) -> None:
-    """Raise UsageError if ``value`` is a number below ``least``."""
-    if value is not None and not value >= least:
-        raise UsageError(f"{name} {value} is too small; it must be {least} or more")
+def check_heads(name: str, width: int | None, heads: int | None) -> None:
+    """Raise UsageError unless a width divides into heads of an even depth."""
+    if width and heads and width % (2 * heads):
+        raise UsageError(f"{name} {width} must be an even multiple of --heads {heads}")
+
+
+def _check_number(name: str, value: float, interval: str | None) -> None:
+    """Raise UsageError unless a number lies in an interval such as ``(0, 1]``."""
+    if isinstance(value, float) and not abs(value) <= _LARGEST:
+        raise UsageError(f"{name} {value} must be a finite float32 number")
+    if not abs(value) <= _LARGEST or (isinstance(value, int) and abs(value) > _MOST):
+        raise UsageError(f"{name} is too large; it must be {_MOST} or less")
+    interval = interval or ("[1, inf)" if isinstance(value, int) else "[0, inf)")
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    below = value < high if interval[-1] == ")" else value <= high
+    if above and below:
+        return
+    if interval[0] == "[" and (interval[-1] == "]" or high == math.inf):
+        size, words = ("large", f"{low:g} to {high:g}") if above else ("small", f"{low:g} or more")
+        raise UsageError(f"{name} {value} is too {size}; it must be {words}")
+    raise UsageError(f"{name} {value} must lie in {interval}")

@@ -267,6 +267,8 @@ def train(
             if save or last or stopping:
                 saved.save(history.step, now, history.mark())
             if stopping:
+                saved.wait()
+                mesh.leave()
                 raise stop.Stopped
     mesh.barrier("trained")
     if history.diverged_at is not None:

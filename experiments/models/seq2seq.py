@@ -114,11 +114,17 @@ def loss(model: Model, batch: Arrays, key: Array) -> Float[Array, ""]:
 
 
 def cross_entropy(
-    logits: Float[Array, "B T vocab"], labels: Int[Array, "B T"]
+    logits: Float[Array, "B T vocab"], labels: Int[Array, "B T"], smoothing: float = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the mean over the tokens that are not padding, and how many these are."""
-    real = labels != PAD
+    """Return the mean over the tokens that are not padding, and how many these are.
+
+    With ``smoothing`` that share of each label's probability is spread over the vocabulary.
+    """
+    real, logits = labels != PAD, logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     every = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    if smoothing:
+        uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
+        every = (1 - smoothing) * every + smoothing * uniform
     count = jnp.sum(real).astype(every.dtype)
     return jnp.sum(jnp.where(real, every, 0.0)) / jnp.maximum(count, 1), count
 

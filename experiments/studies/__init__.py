@@ -11,6 +11,7 @@ from experiments.studies.compare import Compare
 from experiments.studies.cost import Cost
 from experiments.studies.distill import Distill
 from experiments.studies.doctor import Doctor
+from experiments.studies.lm import Lm
 from experiments.studies.long import Long
 from experiments.studies.positions import Positions
 from experiments.studies.prune import Prune
@@ -27,5 +28,6 @@ STUDIES: dict[str, type[StudyOptions]] = {
     "distill": Distill,
     "prune": Prune,
     "stability": Stability,
+    "lm": Lm,
     "doctor": Doctor,
 }

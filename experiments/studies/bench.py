@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import PRESETS, StudyOptions, check_positive, flag
+from experiments.core.settings import PRESETS, StudyOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -38,16 +38,12 @@ class Bench(StudyOptions):
     those."""
 
     study: ClassVar[str] = "bench"
+    may_be_empty: ClassVar = ("cases",)
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"rounds": 3, "seeds": 1},
         "default": {"rounds": 5, "seeds": 1},
         "full": {"rounds": 11, "seeds": 3},
     }
-
-    def check(self) -> None:
-        """Raise UsageError where a value makes no sense."""
-        super().check()
-        check_positive(flag("rounds"), self.rounds)
 
     def run(self) -> Path:
         """Check the kernels, measure the cases and write the report."""

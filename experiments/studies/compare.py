@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
+from experiments.core.settings import StudyOptions, check_heads
 from experiments.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,6 +83,14 @@ class Compare(StudyOptions):
     """Steps between two checkpoints."""
 
     study: ClassVar[str] = "compare"
+    choices: ClassVar = {
+        "model": ("transformer", "gru"), "location": ("global", "local-p"), "scores": SCORES,
+        "vary": ("cross", "all"),
+    }  # fmt: skip
+    intervals: ClassVar = {
+        "max_length": "[4, inf)", "pieces": "[40, inf)", "cover": "(0, 1]", "dropout": "[0, 1)",
+        "shapes": "[1, 4]",
+    }  # fmt: skip
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 180, "batch_size": 32, "layers": 1, "heads": 4, "features": 64,
@@ -109,35 +117,11 @@ class Compare(StudyOptions):
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
-        check_choice("--model", self.model, ("transformer", "gru"))
-        check_choice("--location", self.location, ("global", "local-p"))
         if self.model == "transformer" and self.location != "global":
             raise UsageError(f"--location {self.location} needs --model gru")
         if self.model == "gru" and self.vary != "cross":
             raise UsageError(f"--vary {self.vary} needs --model transformer: a gru has no more")
-        for score in self.scores:
-            check_choice("--scores", score, SCORES)
-        if not self.scores or len(set(self.scores)) < len(self.scores):
-            raise UsageError("--scores must name at least one score, each once")
-        check_choice("--vary", self.vary, ("cross", "all"))
-        for name in (
-            "steps", "batch_size", "layers", "heads", "features", "train_size", "test_size",
-            "shapes", "checkpoint_every",
-        ):  # fmt: skip
-            check_positive(flag(name), getattr(self, name))
-        check_positive("--learning-rate", self.learning_rate, least=0)
-        check_positive("--max-length", self.max_length, least=4)
-        check_positive("--pieces", self.pieces, least=40)
-        if self.cover is not None and not 0 < self.cover <= 1:
-            raise UsageError(f"--cover {self.cover} must be above 0 and at most 1")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout {self.dropout} must lie in [0, 1)")
-        if self.shapes and self.shapes > 4:
-            raise UsageError(f"--shapes {self.shapes} is too many; it must be 1 to 4")
-        if self.features and self.heads and self.features % (2 * self.heads):
-            raise UsageError(
-                f"--features {self.features} must be an even multiple of --heads {self.heads}"
-            )
+        check_heads("--features", self.features, self.heads)
 
     def text(self) -> "TextSpec":
         """Return which text to translate."""

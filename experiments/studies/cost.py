@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_positive, flag
-from experiments.errors import UsageError
+from experiments.core.settings import StudyOptions
 from experiments.report import blocks as report
 from experiments.report.published import rabe_staats
 
@@ -47,6 +46,7 @@ class Cost(StudyOptions):
     """Forms whose temporaries exceed this many MiB are compiled, not run."""
 
     study: ClassVar[str] = "cost"
+    may_be_empty: ClassVar = ("memory_lengths",)
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "lengths": (64, 256, 1024), "memory_lengths": (4096,), "rounds": 3, "seeds": 1,
@@ -60,17 +60,6 @@ class Cost(StudyOptions):
             "memory_lengths": (16384, 65536), "rounds": 9, "seeds": 5,
         },
     }  # fmt: skip
-
-    def check(self) -> None:
-        """Raise UsageError where a value makes no sense."""
-        super().check()
-        for name in ("heads", "depth", "hidden", "rounds", "run_limit"):
-            check_positive(flag(name), getattr(self, name))
-        for name in ("lengths", "memory_lengths"):
-            for value in getattr(self, name) or ():
-                check_positive(flag(name), value)
-        if not self.lengths:
-            raise UsageError("--lengths is empty; give at least one, such as --lengths 256")
 
     def run(self) -> Path:
         """Check the forms, measure them and write the report."""

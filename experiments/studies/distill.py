@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
+from experiments.core.settings import StudyOptions, check_heads
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -64,6 +64,8 @@ class Distill(StudyOptions):
     """Share of the sentences to keep at least, the shortest ones."""
 
     study: ClassVar[str] = "distill"
+    choices: ClassVar = {"ways": WAYS}
+    intervals: ClassVar = {"temperature": "(0, inf)", "cover": "(0, 1]"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 200, "teacher_steps": 240, "batch_size": 32, "teacher_layers": 1,
@@ -85,32 +87,13 @@ class Distill(StudyOptions):
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
-        for way in self.ways:
-            check_choice("--ways", way, WAYS)
-        if not self.ways or len(set(self.ways)) < len(self.ways):
-            raise UsageError("--ways must name at least one, each once")
-        for name in (
-            "steps", "teacher_steps", "batch_size", "layers", "teacher_layers", "heads",
-            "train_size", "test_size",
-        ):  # fmt: skip
-            check_positive(flag(name), getattr(self, name))
-        for name in ("learning_rate", "maps_weight"):
-            check_positive(flag(name), getattr(self, name), least=0)
-        if not self.temperature > 0:
-            raise UsageError(f"--temperature {self.temperature} must be positive")
-        if self.cover is not None and not 0 < self.cover <= 1:
-            raise UsageError(f"--cover {self.cover} must be above 0 and at most 1")
         if self.teacher_layers is not None and self.teacher_layers % self.layers:
             raise UsageError(
                 f"--teacher-layers {self.teacher_layers} must be a multiple of --layers "
                 f"{self.layers}"
             )
-        for name in ("features", "teacher_features"):
-            width = getattr(self, name)
-            if width is not None and (width < 1 or width % (2 * self.heads)):
-                raise UsageError(
-                    f"{flag(name)} {width} must be an even multiple of --heads {self.heads}"
-                )
+        check_heads("--features", self.features, self.heads)
+        check_heads("--teacher-features", self.teacher_features, self.heads)
 
     def run(self) -> Path:
         """Train the teachers and their students, and write the report."""

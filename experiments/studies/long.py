@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
+from experiments.core.settings import StudyOptions
 from experiments.errors import UsageError
 
 # As experiments.families.MAKERS and experiments.data.tasks.TASKS, which would load JAX.
@@ -65,6 +65,9 @@ class Long(StudyOptions):
     """The highest learning rate, after the warm-up."""
 
     study: ClassVar[str] = "long"
+    choices: ClassVar = {"names": NAMES, "trained": NAMES, "passes": PASSES, "tasks": TASKS}
+    intervals: ClassVar = {"reach": "[4, inf)", "places": "[16, inf)", "lengths": "[4, inf)"}
+    may_be_empty: ClassVar = ("tasks", "trained")
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "lengths": (512, 4096), "passes": ("forward",), "rounds": 3, "seeds": 1,
@@ -90,28 +93,11 @@ class Long(StudyOptions):
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
-        for name, choices in (
-            ("names", NAMES), ("trained", NAMES), ("passes", PASSES), ("tasks", TASKS),
-        ):  # fmt: skip
-            given = getattr(self, name) or ()
-            for value in given:
-                check_choice(flag(name), value, choices)
-            if len(set(given)) < len(given):
-                raise UsageError(f"{flag(name)} must name each once")
-        for name in ("heads", "depth", "rounds", "steps", "batch_size"):
-            check_positive(flag(name), getattr(self, name))
-        check_positive("--reach", self.reach, least=4)
-        check_positive("--places", self.places, least=16)
-        check_positive("--learning-rate", self.learning_rate, least=0)
-        for value in self.lengths or ():
-            check_positive("--lengths", value, least=4)
         if "recall" in (self.tasks or ()) and (self.places or 0) > _MOST_PLACES:
             raise UsageError(
                 f"--places {self.places} is too many for recall, which has 64 keys; it must be "
                 f"{_MOST_PLACES} or fewer"
             )
-        if not self.names or not self.lengths or not self.passes:
-            raise UsageError("--names, --lengths and --passes need at least one value each")
 
     def run(self) -> Path:
         """Check and time all of them, train the small models and write the report."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
+from experiments.core.settings import StudyOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -54,6 +54,8 @@ class Positions(StudyOptions):
     """The highest learning rate, after the warm-up."""
 
     study: ClassVar[str] = "positions"
+    choices: ClassVar = {"schemes": SCHEMES, "tasks": TASKS}
+    intervals: ClassVar = {"length": "[4, inf)", "batch_size": "[4, inf)"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "tasks": ("max",), "ratios": (1, 2, 4), "steps": 150, "batch_size": 32, "seeds": 1,
@@ -71,18 +73,6 @@ class Positions(StudyOptions):
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
-        for name, choices in (("schemes", SCHEMES), ("tasks", TASKS)):
-            given = getattr(self, name) or ()
-            for value in given:
-                check_choice(flag(name), value, choices)
-            if not given or len(set(given)) < len(given):
-                raise UsageError(f"{flag(name)} must name at least one, each once")
-        check_positive("--length", self.length, least=4)
-        check_positive("--steps", self.steps)
-        check_positive("--learning-rate", self.learning_rate, least=0)
-        for value in self.ratios or ():
-            check_positive("--ratios", value)
-        check_positive("--batch-size", self.batch_size, least=4)
         if self.batch_size and self.batch_size % 4:
             raise UsageError(f"--batch-size {self.batch_size} must be a multiple of 4")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_positive, flag
-from experiments.errors import UsageError
+from experiments.core.settings import StudyOptions, check_heads
 from experiments.report import blocks as report
 
 PARTS = ("self", "cross")
@@ -55,6 +54,7 @@ class Prune(StudyOptions):
     """Random orders of each seed."""
 
     study: ClassVar[str] = "prune"
+    intervals: ClassVar = {"heads": "[2, inf)"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 450, "batch_size": 32, "layers": 1, "heads": 8, "features": 64,
@@ -73,17 +73,7 @@ class Prune(StudyOptions):
     def check(self) -> None:
         """Raise UsageError where a value makes no sense."""
         super().check()
-        for name in (
-            "steps", "batch_size", "layers", "features", "train_size", "test_size", "points",
-            "draws",
-        ):  # fmt: skip
-            check_positive(flag(name), getattr(self, name))
-        check_positive("--heads", self.heads, least=2)
-        check_positive("--learning-rate", self.learning_rate, least=0)
-        if self.features and self.heads and self.features % (2 * self.heads):
-            raise UsageError(
-                f"--features {self.features} must be an even multiple of --heads {self.heads}"
-            )
+        check_heads("--features", self.features, self.heads)
 
     def run(self) -> Path:
         """Train, take heads away, and write the report."""

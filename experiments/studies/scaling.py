@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_positive, flag
-from experiments.errors import UsageError
+from experiments.core.settings import StudyOptions
 from experiments.report import blocks as report
 from experiments.report.published import UNTRAINED, VASWANI
 
@@ -55,18 +54,6 @@ class Scaling(StudyOptions):
         "default": {"train_depths": (64, 512), "steps": 500, "seeds": 3},
         "full": {"train_depths": (64, 256, 1024), "steps": 1500, "seeds": 5},
     }
-
-    def check(self) -> None:
-        """Raise UsageError where a value makes no sense."""
-        super().check()
-        for name in ("steps", "batch_size", "pairs", "queries"):
-            check_positive(flag(name), getattr(self, name))
-        check_positive("--learning-rate", self.learning_rate, least=0)
-        for name in ("depths", "train_depths"):
-            if not getattr(self, name, None):
-                raise UsageError(f"{flag(name)} is empty; give at least one, as {flag(name)} 64")
-            for value in getattr(self, name) or ():
-                check_positive(flag(name), value)
 
     def run(self) -> Path:
         """Make the table, train, and write the report."""

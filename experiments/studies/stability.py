@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_choice, check_positive, flag
-from experiments.errors import UsageError
+from experiments.core.settings import StudyOptions
 from experiments.report import blocks as report
 
 # What each form is told; the last three are the second with one thing changed.
@@ -55,33 +54,15 @@ class Stability(StudyOptions):
     """The bound of the logits, where they are soft-capped."""
 
     study: ClassVar[str] = "stability"
+    choices: ClassVar = {"forms": FORMS}
+    intervals: ClassVar = {
+        "learning_rates": "(0, inf)", "clip": "(0, inf)", "cap": "(0, inf)", "pairs": "[2, 64]",
+    }  # fmt: skip
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"learning_rates": (0.003, 0.03, 0.3), "steps": 100, "seeds": 1},
         "default": {"learning_rates": (0.001, 0.01, 0.1, 1.0), "steps": 250, "seeds": 3},
         "full": {"learning_rates": (0.0003, 0.001, 0.01, 0.1, 1.0), "steps": 1500, "seeds": 3},
     }
-
-    def check(self) -> None:
-        """Raise UsageError where a value makes no sense."""
-        super().check()
-        for form in self.forms:
-            check_choice("--forms", form, FORMS)
-        for name in ("forms", "learning_rates"):
-            given = getattr(self, name)
-            if given is not None and (not given or len(set(given)) < len(given)):
-                raise UsageError(f"{flag(name)} must name at least one, each once")
-        for name in ("steps", "batch_size", "depth", "queries"):
-            check_positive(flag(name), getattr(self, name))
-        if not 2 <= self.pairs <= _WORDS:
-            raise UsageError(f"--pairs {self.pairs} must be 2 to {_WORDS}")
-        for name, values in (
-            ("--learning-rates", self.learning_rates or ()),
-            ("--clip", (self.clip,)),
-            ("--cap", (self.cap,)),
-        ):
-            for value in values:
-                if not 0 < value < math.inf:
-                    raise UsageError(f"{name} {value} must be a positive number")
 
     def run(self) -> Path:
         """Train each form at each learning rate and write the report."""

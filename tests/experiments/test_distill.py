@@ -119,7 +119,7 @@ def test_the_study_teaches_and_reports(tmp_path):
     ("arguments", "words"),
     [
         (["--ways", "map"], ["--ways", "'map'", "logits and maps"]),
-        (["--temperature", "0"], ["--temperature", "positive"]),
+        (["--temperature", "0"], ["--temperature", "(0, inf)"]),
         (["--layers", "3"], ["--teacher-layers", "2", "3"]),
         (["--features", "12"], ["--features", "12", "--heads"]),
     ],
