@@ -33,15 +33,16 @@ from attention_jax._core.compiled import compiled
 from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import without_float8, zeros
 from attention_jax._core.observe import observer
-from attention_jax._core.term import ArrayBias, Term
+from attention_jax._core.term import ArrayBias, Sides, Term
 from attention_jax.kernels import dense
 from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import Tiling
 from attention_jax.masks.block_map import block_pair
 from attention_jax.masks.buffer import over_rolling_cache, refuse_index, rolling_length
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Lengths, Mask
-from attention_jax.plan import KERNELS, Plan, choose, make_plan
+from attention_jax.plan import KERNELS, Plan, explained, make_plan
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot
 from attention_jax.softmax import Stats
@@ -242,7 +243,7 @@ def explain(
             block_size=block_size,
             precision=precision,
         )
-        plans.append(make_plan(request, implementation))
+        plans.append(explained(request, implementation))
 
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(parts)):
         jax.eval_shape(plan, parts)
@@ -284,10 +285,6 @@ def make_request(
                 f"{type(mask).__name__}"
             )
         mask = from_array(mask)
-    if mask is not None:
-        default = query_positions is None and key_positions is None
-        lengths = Lengths(layout.T, layout.S, default, (*layout.batch, layout.N))
-        check_mask(mask.prepare(lengths), layout)
     if bias is not None and not isinstance(bias, Term):
         bias = ArrayBias(as_array("bias", bias))
     if bias is not None:
@@ -297,6 +294,12 @@ def make_request(
         for part in _array_biases((score, bias)):
             if part.array.shape[-1] != 1:
                 refuse_index("bias", part, rolling)
+    mask_data = Sides()
+    if mask is not None:
+        default = query_positions is None and key_positions is None
+        lengths = Lengths(layout.T, layout.S, default, (*layout.batch, layout.N))
+        mask_data = mask.prepare(lengths)
+        check_mask(mask_data, layout)
     for name, positions, size in (
         ("query_positions", query_positions, layout.T),
         ("key_positions", key_positions, layout.S),
@@ -315,6 +318,7 @@ def make_request(
         value,
         score,
         mask,
+        mask_data,
         bias,
         query_positions,
         key_positions,
@@ -334,19 +338,15 @@ def _array_biases(terms: Any) -> list[ArrayBias]:
     return list(filter(found, jax.tree.leaves(terms, is_leaf=found)))
 
 
-def execute(request: Request, implementation: Implementation) -> Result:
-    """Runs a request on the kernel that the plan chooses, through the active observer, if any."""
-    if (observe := observer()) is not None:
-        return observe(request, lambda request: _execute(request, implementation), implementation)
-    return _execute(request, implementation)
-
-
-def _execute(request: Request, implementation: Implementation) -> Result:
-    name = choose(request, implementation).implementation
-    layout = request.layout
+def execute(request: Request, implementation: Implementation, *, observed: bool = True) -> Result:
+    """Runs the plan of a request; `observed` does so through the active observer, if any."""
+    if observed and (observe := observer()) is not None:
+        run = functools.partial(execute, implementation=implementation, observed=False)
+        return observe(request, run, implementation)
+    plan, layout = make_plan(request, implementation), request.layout
     if 0 in (*layout.batch, layout.T, layout.S, layout.N):
         return _nothing(request)
-    result = _run(request, name)
+    result = _run(request, plan.implementation, plan.tiling)
     chex.assert_shape(result.out, (*layout.batch, layout.T, layout.N, layout.V))
     if result.rows is not None:
         chex.assert_shape(list(result.rows), (*layout.batch, layout.N, layout.T))
@@ -363,9 +363,9 @@ def _nothing(request: Request) -> Result:
     return Result(out, Stats(rows, rows, rows), jnp.ones(rows.shape, bool))
 
 
-@functools.partial(compiled, static=(1,))
-def _run(request: Request, name: str) -> Result:
-    return KERNELS[name].run(request)
+@functools.partial(compiled, static=(1, 2))
+def _run(request: Request, name: str, tiling: Tiling | None) -> Result:
+    return KERNELS[name].run(request, tiling)
 
 
 @compiled

@@ -1,7 +1,7 @@
-"""Which kernel, and why: what `explain` shows and `attend` follows.
+"""The plan of a call: which kernel runs, why, and how it divides the plane.
 
-One piece of code decides. `choose` asks each candidate's `why_not` in order and keeps the answers;
-`make_plan` adds what can be counted without running: blocks, FLOPs, bytes, derivatives.
+`attend` runs the plan of `make_plan`. `explained` adds to the same plan why no other kernel runs.
+The counts of blocks, FLOPs and bytes are derived from it without running anything.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from attention_jax._core.axes import Layout
 from attention_jax._core.numerics import is_concrete, stats_dtype
 from attention_jax.kernels import (
     blockwise,
@@ -22,21 +23,27 @@ from attention_jax.kernels import (
     single_query,
     splash,
 )
-from attention_jax.kernels.problem import whole_blocks
+from attention_jax.kernels import tiling as tilings
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.tiling import tiling
-from attention_jax.masks.block_map import PARTIAL, SKIPPED
+from attention_jax.kernels.tiling import Tiling, without_mask
+from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 
 class Kernel(Protocol):
     """A kernel module."""
 
+    DERIVATIVES: tuple[str, ...]
+
     def why_not(self, request: Request) -> str | None:
         """What of the request it cannot do, or None."""
         ...
 
-    def run(self, request: Request) -> Result:
-        """Does it."""
+    def tile(self, request: Request) -> Tiling | None:
+        """How it divides the plane, or None."""
+        ...
+
+    def run(self, request: Request, tiling: Any) -> Result:
+        """Computes the request."""
         ...
 
 
@@ -55,9 +62,8 @@ WHOLE_PLANE = frozenset({"dense", "short", "single_query"})  # all pairs of all 
 # Each runs on one platform alone, where it comes first.
 VENDORS: Mapping[str, str] = MappingProxyType({"gpu": "cudnn", "tpu": "splash"})
 
-# Pairs of one head up to which the dense kernel is no slower. Where heads are looped over, the loop
-# itself is what costs at short lengths: measured, the two meet near 64 × 64.
-_DENSE_PAIRS_LOOPED = 64 * 64
+# Pairs of one head up to which the dense kernel is no slower with vectorised heads. With a loop
+# over heads the two meet near 64 × 64, because the loop itself costs more than the arithmetic.
 _DENSE_PAIRS = 256 * 256
 
 
@@ -67,33 +73,87 @@ class Plan:
 
     Attributes:
         implementation: the kernel that runs.
-        reasons: for every candidate passed over, by name, what it could not do, or why another is
+        reasons: for every candidate that is not used, by name, what it cannot do, or why another is
             better. Without a named implementation every kernel is a candidate.
-        block_size: (query, key) size of a block.
-        visited: blocks that are computed, partial ones included, summed over the mask's `planes`;
-            None where the mask is traced.
-        partial: visited blocks in which the mask is evaluated.
-        skipped: blocks that are never touched.
-        planes: how many planes [T, S] the mask has and the counts cover: 1 where all examples and
-            heads share it.
-        flops: of the forward pass's matrix products.
-        temporaries: estimated bytes of the largest intermediate arrays, forward.
-        derivatives: which transformations have a rule.
+        tiling: what the kernel receives; None for one block, or one the kernel chooses.
+        layout: the sizes.
+        kinds: the kinds of blocks of all `planes`, int8 `[..., nT, nS]`; None if they depend on
+            data that are not known.
+        item_size: bytes of a number of the accumulator.
     """
 
     implementation: str
     reasons: Mapping[str, str]
-    block_size: tuple[int, int]
-    visited: int | None
-    partial: int | None
-    skipped: int | None
-    planes: int
-    flops: float
-    temporaries: int
-    derivatives: tuple[str, ...]
+    tiling: Tiling | None = dataclasses.field(repr=False)
+    layout: Layout = dataclasses.field(repr=False)
+    kinds: Any = dataclasses.field(repr=False, compare=False)
+    item_size: int = dataclasses.field(repr=False)
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """(query, key) size of a block."""
+        if self.tiling is not None:
+            return self.tiling.block
+        return max(self.layout.T, 1), max(self.layout.S, 1)
+
+    def _count(self, *kinds: int) -> int | None:
+        if not isinstance(self.kinds, np.ndarray):
+            return None
+        return int(np.isin(self.kinds, kinds).sum())
+
+    @property
+    def visited(self) -> int | None:
+        """Blocks that are computed, partial ones included; None if the mask is traced.
+
+        Counts are sums over the mask's `planes`.
+        """
+        return self._count(PARTIAL, FULL)
+
+    @property
+    def partial(self) -> int | None:
+        """Visited blocks in which the mask is evaluated."""
+        return self._count(PARTIAL)
+
+    @property
+    def skipped(self) -> int | None:
+        """Blocks that are not computed."""
+        return self._count(SKIPPED)
+
+    @property
+    def planes(self) -> int:
+        """The number of planes [T, S] of the mask: 1 if all examples and heads share it."""
+        return int(np.prod(self.kinds.shape[:-2], dtype=np.int64)) if self.kinds is not None else 1
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the forward pass's matrix products."""
+        layout = self.layout
+        known = isinstance(self.kinds, np.ndarray) and self.kinds.size
+        share = float((self.kinds != SKIPPED).mean()) if known else 1.0
+        return 2.0 * self._heads * layout.T * layout.S * share * (layout.H + layout.V)
+
+    @property
+    def temporaries(self) -> int:
+        """Estimated bytes of the largest intermediate arrays, forward."""
+        layout, block = self.layout, self.block_size
+        # nothing of a block's size leaves an accelerator's kernel
+        loop = self.implementation in VENDORS.values() or (
+            self.implementation not in WHOLE_PLANE and self.tiling is not None and self.tiling.loop
+        )
+        planes = 2 * block[0] * block[1] * (1 if loop else self._heads)
+        return int(self.item_size * (planes + self._heads * layout.T * layout.V))
+
+    @property
+    def derivatives(self) -> tuple[str, ...]:
+        """Transformations with a rule."""
+        return KERNELS[self.implementation].DERIVATIVES
+
+    @property
+    def _heads(self) -> int:
+        return int(np.prod((*self.layout.batch, self.layout.N), dtype=np.int64))
 
     def __str__(self) -> str:
-        """A few lines for a person."""
+        """A summary of several lines."""
         lines = [f"attention by {self.implementation!r}"]
         size = " × ".join(map(str, self.block_size))
         planes = f" in all {self.planes} planes of the mask" if self.planes > 1 else ""
@@ -184,11 +244,11 @@ def _is_small(request: Request) -> bool:
     layout = request.layout
     if layout.symbolic_lengths:
         return True
-    most = _DENSE_PAIRS_LOOPED if tiling(request).loop else _DENSE_PAIRS
+    most = tilings.SMALL_PLANE if tilings.on_one_cpu() else _DENSE_PAIRS
     return layout.T * layout.S <= most and request.block_size is None
 
 
-def _why_others(request: Request, chosen: Choice) -> dict[str, str]:
+def _why_others(request: Request, chosen: Plan) -> dict[str, str]:
     """For every kernel but the chosen one: what it cannot do, or why it was not preferred."""
     reasons = {}
     for name, kernel in KERNELS.items():
@@ -217,41 +277,26 @@ def _why_worse(name: str, chosen: str, request: Request) -> str:
 
 
 def make_plan(request: Request, implementation: str | Sequence[str] | None) -> Plan:
-    """The choice, and what can be counted without running it."""
-    choice = choose(request, implementation)
-    name = choice.implementation
-    reasons = _why_others(request, choice) if implementation is None else choice.reasons
-    layout = request.layout
-    block, loop = tiling(request)
-    if whole := name in WHOLE_PLANE:
-        block, loop = (max(layout.T, 1), max(layout.S, 1)), False
-    elif name in VENDORS.values():
-        loop = True  # nothing of a block's size leaves the chip
-    kinds = _kinds(request, block)
-    known = isinstance(kinds, np.ndarray)
-    area = layout.T * layout.S if whole else block[0] * block[1]
-    heads = int(np.prod((*layout.batch, layout.N), dtype=np.int64))
-    share = float((kinds != SKIPPED).mean()) if known and kinds.size else 1.0
-    pairs = heads * layout.T * layout.S * share
+    """The plan that a call follows."""
+    name, reasons = choose(request, implementation)
+    tiling = KERNELS[name].tile(request)
+    known = None if tiling is None or tiling.kinds is None else tiling.kinds.array
     item = stats_dtype(request.query.dtype, request.key.dtype).itemsize
-    return Plan(
-        implementation=name,
-        reasons=MappingProxyType(reasons),
-        block_size=block,
-        visited=int((kinds != SKIPPED).sum()) if known else None,
-        partial=int((kinds == PARTIAL).sum()) if known else None,
-        skipped=int((kinds == SKIPPED).sum()) if known else None,
-        planes=int(np.prod(kinds.shape[:-2], dtype=np.int64)),
-        flops=2.0 * pairs * (layout.H + layout.V),
-        temporaries=int(item * (2 * area * (1 if loop else heads) + heads * layout.T * layout.V)),
-        derivatives=KERNELS[name].DERIVATIVES,
-    )
+    return Plan(name, MappingProxyType(reasons), tiling, request.layout, known, item)
+
+
+def explained(request: Request, implementation: str | Sequence[str] | None) -> Plan:
+    """The same plan, with the reasons of every candidate and the kinds of all blocks."""
+    plan = make_plan(request, implementation)
+    reasons = plan.reasons
+    if implementation is None:
+        reasons = MappingProxyType(_why_others(request, plan))
+    return dataclasses.replace(plan, reasons=reasons, kinds=_kinds(request, plan.block_size))
 
 
 def _kinds(request: Request, block: tuple[int, int]) -> Any:
     layout = request.layout
-    hides = request.score.may_hide or (request.bias is not None and request.bias.may_hide)
-    most = whole_blocks(layout, block, may_hide=hides)
+    most = without_mask(layout, block, may_hide=request.may_hide)
     if request.mask is None or not most.size:
         return most
     kinds = request.mask.block_map(

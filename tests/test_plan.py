@@ -1,5 +1,6 @@
 """The kernel that `explain` reports is the kernel that runs, on both sides of every threshold."""
 
+import collections
 from typing import Any
 
 import jax
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax import plan
 from attention_jax.diagnostics import capture
-from attention_jax.kernels import tiling
+from attention_jax.kernels import blockwise, dense, flash, per_head, problem, tiling
+from attention_jax.masks.data import Padding
+from attention_jax.masks.patterns import Causal
 from attention_jax.plan import KERNELS
 
 H, V = 4, 3
@@ -124,6 +128,47 @@ def test_the_kernel_that_is_explained_runs(name, sizes, options, ran):
 def test_the_kernel_that_is_recorded_is_the_one_that_is_explained(name, sizes, options):
     facts = capture(lambda *x: loss(*x, **options), *arrays(sizes))["attend"].facts
     assert facts.implementation == name
+
+
+STEPS = (
+    (plan, "choose"), (problem, "lower"), (per_head, "lower"), (dense, "lower"),
+    (tiling, "verdict"), (problem, "verdict"), (flash, "tile"), (blockwise, "tile"),
+    (dense, "tile"), (Causal, "prepare"), (Padding, "prepare"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """The number of calls of each step of planning and lowering, by name."""
+    calls: collections.Counter[str] = collections.Counter()
+
+    def counting(name: str, function: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **options)
+
+        return counted
+
+    for owner, name in STEPS:
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
+    jax.clear_caches()
+    yield calls
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("implementation", [None, "blockwise", "dense"])
+@pytest.mark.parametrize("mask", [aj.masks.causal(), aj.masks.padding(np.array([900]))])
+def test_each_step_runs_once_in_a_call(implementation, mask, counts):
+    given = arrays((1024, 1024, 2, 2))
+    for first in (True, False):
+        counts.clear()
+        aj.attend(*given, mask=mask, implementation=implementation)
+        wanted = {"choose": 1, "tile": 1, "prepare": 1}
+        compiled = {"lower": 1} if first else {}  # a second call finds the compiled program
+        static = not jax.tree.leaves(mask)
+        if implementation != "dense" and (first or static):
+            compiled["verdict"] = 1
+        assert counts == {**wanted, **compiled}
 
 
 @pytest.mark.parametrize(

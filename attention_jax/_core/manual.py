@@ -65,16 +65,16 @@ def whole_behind(x: Any, lead: int) -> Any:
     return divide(x, sharding.mesh, dict.fromkeys(split)) if split else x
 
 
-def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
-    """`jax.vmap(function)(leaves)`, leading axes divided over the mesh axes of the first that is.
+def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any], size: int) -> Any:
+    """`jax.vmap(function)(leaves)`; all leading axes are divided as that of the first divided leaf.
 
-    The explicit mesh of that one becomes the current one: JAX does not find it by itself for what
-    a loop inside starts from.
+    The explicit mesh of that leaf becomes the current one: JAX does not infer it for the initial
+    state of a loop inside.
     """
     shardings = [jax.typeof(x).sharding for x in leaves]
     divided = next((s for s in shardings if s.spec and s.spec[0] is not None), None)
     if divided is None:
-        return jax.vmap(function)(leaves)
+        return jax.vmap(function, axis_size=size)(leaves)
     with jax.sharding.use_abstract_mesh(divided.mesh):
         return jax.vmap(function)([divide(x, divided.mesh, {0: divided.spec[0]}) for x in leaves])
 

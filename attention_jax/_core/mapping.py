@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from attention_jax._core.axes import Layout, Shape
 from attention_jax._core.manual import vmap_divided
-from attention_jax._core.numerics import widen_low
+from attention_jax._core.numerics import through_float32, widen_low
 from attention_jax._core.term import Sides
 
 
@@ -43,6 +43,21 @@ def head_axes(parts: tuple[Any, Sides], layout: Layout) -> tuple[Any, Sides]:
             pair=jax.tree.map(lambda x: fit(x, 2), sides.pair),
         ),
     )
+
+
+def join_head_axes(tree: Any, layout: Layout) -> Any:
+    """Leaves with leading axes `[*#B, #K, #G]` to leaves with `[*#B, #N]`."""
+    rank = len(layout.batch)
+
+    def join(x: Any) -> Any:
+        batch, (kv, group), rest = x.shape[:rank], x.shape[rank : rank + 2], x.shape[rank + 2 :]
+        if kv * group not in (1, layout.N):
+            shape = (*batch, layout.K, layout.group, *rest)
+            x = through_float32(lambda x: jnp.broadcast_to(x, shape), x)
+            kv, group = layout.K, layout.group
+        return x.reshape(*batch, kv * group, *rest)
+
+    return jax.tree.map(join, tree)
 
 
 def merge_axes(tree: Any, sizes: Shape) -> tuple[Any, Shape]:
@@ -93,14 +108,10 @@ def map_leading(
     def inner(entries: list[Any]) -> Any:
         rest = iter(entries)
         chosen = [next(rest) if flag else leaf for flag, leaf in zip(mapped, shared, strict=True)]
-        return map_leading(function, jax.tree.unflatten(structure, chosen), sizes[1:], loop=loop)
+        one = jax.tree.unflatten(structure, chosen)
+        return map_leading(function, one, sizes[1:], loop=loop) if sizes[1:] else function(one)
 
     entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]
     if size == 1:
         return jax.tree.map(lambda x: x[None], inner(entries))
-    return jax.lax.map(inner, entries) if loop else vmap_divided(inner, entries)
-
-
-def leading_size(sizes: Shape) -> int:
-    """How many examples and heads there are in all."""
-    return int(np.prod(sizes, dtype=np.int64))
+    return jax.lax.map(inner, entries) if loop else vmap_divided(inner, entries, size)

@@ -3,9 +3,9 @@
     e = q kᵀ        de = dq kᵀ + q dkᵀ
     o = w v         do = dw v + w dv
 
-Going back, the gradients of keys and values are products with a transposed plane, `deᵀ q` and
-`wᵀ do`, and XLA's products on a CPU take twice as long when it is the large factor that is
-transposed. So the small factors are turned instead: `(qᵀ de)ᵀ` and `(doᵀ w)ᵀ`.
+In reverse mode the gradients of keys and values are products with a transposed plane, `deᵀ q` and
+`wᵀ do`, and XLA's products on a CPU take twice as long if the large factor is transposed. So the
+small factors are transposed instead: `(qᵀ de)ᵀ` and `(doᵀ w)ᵀ`.
 """
 
 import functools
@@ -22,22 +22,22 @@ from attention_jax._core.numerics import current_precision, matmul, precision_of
 
 Product = Callable[[Array, Array], Array]
 
-# With fewer rows or columns, turning costs more than the slow product.
+# With fewer rows or columns the transposition costs more than it saves.
 _LEAST_ROWS = 512
 
 
 def product_by_key(query: Array, d_key: Array) -> Array:
-    """`q dkᵀ`, `[Tb, H], [Sb, H] -> [Tb, Sb]`; its transpose in dk does not turn the plane."""
+    """`q dkᵀ`, `[Tb, H], [Sb, H] -> [Tb, Sb]`; its transpose in dk transposes no plane."""
     if not _is_large(query.shape[0], d_key.shape[0]):
         return matmul(query, d_key.T)
-    return matmul(_turned(query), _turned(d_key).T)
+    return matmul(_laid_out_transposed(query), _laid_out_transposed(d_key).T)
 
 
 def product_by_value(weights: Array, d_value: Array) -> Array:
-    """`w dv`, `[Tb, Sb], [Sb, V] -> [Tb, V]`; its transpose in dv does not turn the weights."""
+    """`w dv`, `[Tb, Sb], [Sb, V] -> [Tb, V]`; its transpose in dv transposes no plane."""
     if not _is_large(*weights.shape):
         return matmul(weights, d_value)
-    return _turned(matmul(weights, _turned(d_value)))
+    return _laid_out_transposed(matmul(weights, _laid_out_transposed(d_value)))
 
 
 def _is_large(rows: int, columns: int) -> bool:
@@ -46,13 +46,13 @@ def _is_large(rows: int, columns: int) -> bool:
     return jax.default_backend() == "cpu" and min(rows, columns) >= _LEAST_ROWS
 
 
-def _turned(x: Array) -> Array:
-    """`x`, lying in memory as its transpose; without the barrier XLA turns the product instead."""
+def _laid_out_transposed(x: Array) -> Array:
+    """`x` in the memory layout of its transpose; without the barrier XLA reorders the product."""
     return jax.lax.optimization_barrier(x.T).T
 
 
-def _bilinear(product: Product, by_second: Product) -> Product:
-    """A product whose tangent in its second factor is `by_second(first, d_second)`."""
+def _bilinear(product: Product, by_second: Product) -> Callable[..., Array]:
+    """A product as a function of a precision and its factors; `by_second` is its second tangent."""
 
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
     def function(precision: Any, x: Array, y: Array) -> Array:
@@ -70,7 +70,7 @@ def _bilinear(product: Product, by_second: Product) -> Product:
         return out, jnp.zeros_like(out) if d_out is None else d_out
 
     function.defjvp(rule, symbolic_zeros=True)
-    return lambda x, y: function(current_precision(), x, y)
+    return function
 
 
 _pairs = _bilinear(lambda query, key: matmul(query, key.T), product_by_key)
@@ -79,9 +79,9 @@ _weighted = _bilinear(matmul, product_by_value)
 
 def pair_products(query: Array, key: Array) -> Array:
     """`q kᵀ` of a block, `[Tb, H], [Sb, H] -> [Tb, Sb]`, in float32 at least."""
-    return _pairs(query, key)
+    return _pairs(current_precision(), query, key)
 
 
 def weighted_sum(weights: Array, value: Array) -> Array:
     """`w v` of a block, `[Tb, Sb], [Sb, V] -> [Tb, V]`, in float32 at least."""
-    return _weighted(weights, value)
+    return _weighted(current_precision(), weights, value)

@@ -1,5 +1,6 @@
 """Similarity between heads, block by block in O(T + S) memory, and attention rollout, [T, T]."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.mapping import join_head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow
-from attention_jax.kernels.block_loops import block_start
-from attention_jax.kernels.heads import join_head_axes, over_heads
-from attention_jax.kernels.once import is_once, tiling_or_once, walk_or_once
-from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
+from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.per_head import lower_heads
+from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.request import Request
+from attention_jax.kernels.tiling import tile
 
 
 def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
@@ -30,17 +31,19 @@ def head_similarity(request: Request, lse: Array, visible: Array) -> Array:
     """
     layout = request.layout
     with precision_of_products(request.precision):
-        problem, facts = lower(request, merge=False)
-        block, loop = tiling_or_once(request)
-        if not is_once(layout, block):
-            block = max(block[0] // layout.N, 1), block[1]
-        kinds: Any = block_kinds(problem, facts, block, loop=False)
-        kinds = kinds.reshape(kinds.shape[-2:])  # joined over heads
-        problem = join_head_axes(problem, layout)
+        tiling = tile(request)
+        loop, (rows, columns) = tiling.loop, tiling.block
+        if (rows, columns) != (layout.T, layout.S):
+            rows = max(rows // layout.N, 1)  # a block of all heads is as large as one of one head
+            tiling = tile(dataclasses.replace(request, block_size=(rows, columns)))
+        heads = lower_heads(request, tiling._replace(loop=False))
+        kinds = heads.kinds.reshape(heads.kinds.shape[-2:])  # joined over heads
+        problem = join_head_axes(heads.problem, layout)
         dtypes = dtypes_of(problem)
 
         def one(parts: tuple[Problem, Array, Array]) -> Array:
-            return jnp.sum(_products(*parts, dtypes, facts, block, kinds), axis=0)
+            rows = _products(*parts, dtypes, heads.facts, tiling.block, kinds)
+            return jnp.sum(rows, axis=0)
 
         products = map_leading(one, (problem, lse, visible), layout.batch, loop=loop)
     lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(products, axis1=-2, axis2=-1), 0))
@@ -70,7 +73,7 @@ def _products(
         def one(head: Problem) -> Problem:
             return narrow(cut(head, facts, block, i, j), dtypes)
 
-        return over_heads(one, heads, many), tuple(rows)
+        return map_leading(one, heads, (many,)), tuple(rows)
 
     def visit(state: Array, fetched: Any, j: Array, partial: bool) -> Array:
         block, (top, log_total, count) = fetched
@@ -87,7 +90,7 @@ def _products(
     def begin(i: Array) -> Array:
         return jnp.zeros((block[0], many, many), lse.dtype)
 
-    return walk_or_once(facts.layout, block, kinds, begin, fetch, visit, lambda i, state: state)
+    return walk(length, block[0], kinds, begin, fetch, visit, lambda i, state: state)
 
 
 def rollout(maps: Mapping[str, Any]) -> dict[str, Array]:

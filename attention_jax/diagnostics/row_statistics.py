@@ -10,17 +10,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
-from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow, weigh_values
-from attention_jax.kernels.block_loops import block_start
-from attention_jax.kernels.once import tiling_or_once, walk_or_once
-from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
+from attention_jax.kernels.block import block_logits, cut, narrow, weigh_values
+from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.per_head import lower_heads
+from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.traced import trace_user_code
+from attention_jax.kernels.tiling import tile
 from attention_jax.masks.mask import Mask
 
 # Running sums over the keys of a row, by name, with e = exp(x - top): `total` Σ e, `square` Σ e²,
@@ -62,23 +60,15 @@ def attend_with_rows(request: Request, real: tuple[Any, ...]) -> tuple[Result, R
     """
     layout = request.layout
     with precision_of_products(request.precision):
-        problem, facts = lower(request, merge=False)
-        problem.sides.key["columns"] = _columns(layout, real)
-        block, loop = tiling_or_once(request)
-        causal = is_causal(request.mask)
-        kinds: Any = block_kinds(problem, facts, block, loop=loop)
-        known = isinstance(kinds, np.ndarray)
-        problem = trace_user_code(problem, facts, block)
-        dtypes = dtypes_of(problem)
+        heads, causal = lower_heads(request, tile(request)), is_causal(request.mask)
+        heads.problem.sides.key["columns"] = _columns(layout, real)
 
-        def one(parts: tuple[Problem, Any]) -> tuple[Array, Rows]:
-            head, traced = parts
-            kinds_of_head = kinds if known else traced
-            return _one_head(head, dtypes, facts, block, kinds_of_head, causal=causal)
+        def one(kinds: Any, head: Problem) -> tuple[Array, Rows]:
+            block = heads.tiling.block
+            return _one_head(head, heads.dtypes, heads.facts, block, kinds, causal=causal)
 
-        parts = (problem, None if known else kinds)
-        out, rows = map_leading(one, parts, facts.sizes, loop=loop)
-    lead = len(facts.sizes)
+        out, rows = heads.map(one)
+    lead = len(heads.facts.sizes)
     out, rows = jax.tree.map(
         lambda x: x.reshape(*layout.batch, layout.N, *x.shape[lead:]), (out, rows)
     )
@@ -132,7 +122,7 @@ def _one_head(
         first = block_start(j, block[1], layout.S) == 0
         return _update(state, fetched, facts, first=first, partial=partial, causal=causal)
 
-    return walk_or_once(layout, block, kinds, begin, fetch, visit, lambda i, state: _close(state))
+    return walk(layout.T, block[0], kinds, begin, fetch, visit, lambda i, state: _close(state))
 
 
 def _update(

@@ -3,6 +3,7 @@
 D_t = Σ_s f(p_ts, q_ts),   p = softmax of the teacher's logits, q = of the student's
 """
 
+import dataclasses
 import functools
 from typing import Annotated, Any
 
@@ -24,10 +25,9 @@ from attention_jax.distillation.head_divergence import Facts, divergence_of_head
 from attention_jax.distillation.pairing import pair_up, shares
 from attention_jax.distillation.terms import check_kind, log_of, terms
 from attention_jax.kernels.block import dtypes_of
-from attention_jax.kernels.once import is_once, tiling_or_once
-from attention_jax.kernels.problem import block_kinds, lower
+from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.request import AttentionInputs, Request
-from attention_jax.kernels.traced import trace_user_code
+from attention_jax.kernels.tiling import Tiling, tile
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 from attention_jax.scores.score import Score
 
@@ -139,7 +139,18 @@ def attention_divergence(  # noqa: D417
     if 0 in (*ours.batch, ours.T, ours.S, ours.N):
         dtype = stats_dtype(*(x.dtype for r in requests for x in (r.query, r.key)))
         return jnp.zeros((*ours.batch, ours.N, ours.T), dtype)
-    return _divergence(requests[0], requests[1], share, tuple(map(tuple, heads.tolist())), kind)
+    of_student = tuple(map(tuple, heads.tolist()))
+    return _divergence(*requests, share, of_student, kind, _tilings(*requests))
+
+
+def _tilings(teacher: Request, student: Request) -> tuple[Tiling, Tiling]:
+    """Tilings of the teacher and the student with the same blocks."""
+    wanted = tile(student if teacher.score.block_hint is None else teacher)
+    its, own = (
+        tile(dataclasses.replace(x, block_size=wanted.block))._replace(loop=wanted.loop)
+        for x in (teacher, student)
+    )
+    return its, own
 
 
 def _inputs(
@@ -178,33 +189,36 @@ def _request(name: str, query: Any, key: Any, options: dict[str, Any]) -> Reques
         raise type(error)(f"the {name}: {error}") from None
 
 
-@functools.partial(compiled, static=(3, 4))
+@functools.partial(compiled, static=(3, 4, 5))
 def _divergence(
-    teacher: Request, student: Request, share: Any, heads: tuple[tuple[int, ...], ...], kind: str
+    teacher: Request,
+    student: Request,
+    share: Any,
+    heads: tuple[tuple[int, ...], ...],
+    kind: str,
+    tilings: tuple[Tiling, Tiling],
 ) -> Array:
     with precision_of_products(student.precision):
-        return _every_head(teacher, student, share, np.asarray(heads), kind)
+        return _every_head(teacher, student, share, np.asarray(heads), kind, tilings)
 
 
 def _every_head(
-    teacher: Request, student: Request, share: Any, heads: np.ndarray, kind: str
+    teacher: Request,
+    student: Request,
+    share: Any,
+    heads: np.ndarray,
+    kind: str,
+    tilings: tuple[Tiling, Tiling],
 ) -> Array:
-    block, loop = tiling_or_once(student if teacher.score.block_hint is None else teacher)
-    layout = student.layout
-    (its, its_facts), (own, own_facts) = (lower(x, merge=False) for x in (teacher, student))
-    if is_once(layout, block):
+    layout, (block, loop, _) = student.layout, tilings[1]
+    its, own = map(lower_heads, (teacher, student), tilings)
+    if block == (layout.T, layout.S):
         union: Any = np.full((1, 1), PARTIAL, np.int8)
     else:
-        union = _union(
-            *(
-                _joined(block_kinds(problem, facts, block, loop=loop), len(layout.batch))
-                for problem, facts in ((its, its_facts), (own, own_facts))
-            )
-        )
+        union = _union(*(_joined(x.kinds, len(layout.batch)) for x in (its, own)))
     known = isinstance(union, np.ndarray)
-    its, own = trace_user_code(its, its_facts, block), trace_user_code(own, own_facts, block)
-    pairs = pair_up((own, layout), (its, teacher.layout), heads, share)
-    facts = Facts(kind, own_facts, its_facts, heads.shape[1], block, dtypes_of(pairs))
+    pairs = pair_up((own.problem, layout), (its.problem, teacher.layout), heads, share)
+    facts = Facts(kind, own.facts, its.facts, heads.shape[1], block, dtypes_of(pairs))
 
     def one(parts: tuple[Any, Any]) -> Array:
         pairs, traced = parts

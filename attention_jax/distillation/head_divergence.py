@@ -19,6 +19,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
+from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
@@ -30,9 +31,7 @@ from attention_jax.kernels.block import (
     raw_logits,
     visible_pairs,
 )
-from attention_jax.kernels.block_loops import block_start, sweep
-from attention_jax.kernels.heads import over_heads
-from attention_jax.kernels.once import is_once, walk_or_once
+from attention_jax.kernels.block_loops import block_start, sweep, walk
 from attention_jax.kernels.problem import Problem, Static
 
 
@@ -140,12 +139,7 @@ def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tup
             change = change + jnp.sum(share.astype(dtype)[:, None, None] * slope * d_p, axis=(0, 2))
         return change
 
-    if is_once(facts.student.layout, size):
-        zero = jnp.int32(0)
-        # recomputed in the backward pass, which would store the block otherwise
-        change = jax.checkpoint(lambda x: contribute(x, True))(fetch(zero, zero))
-    else:
-        change = sweep(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
+    change = sweep(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
     if d_pairs.share is not None:
         change = change + jnp.sum(sums.by_share * d_pairs.share.astype(dtype)[None], axis=-1)
     value, change = (_without_empty(pairs, normalizers, x) for x in (sums.value, change))
@@ -177,7 +171,7 @@ def _normalizers(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normalizer, No
         return student, jax.tree.map(jnp.transpose, teacher)
 
     fetch = functools.partial(_cut, pairs, facts)
-    return walk_or_once(facts.student.layout, facts.block, kinds, begin, fetch, visit, close)
+    return walk(facts.student.layout.T, rows, kinds, begin, fetch, visit, close)
 
 
 def _sums(
@@ -202,9 +196,7 @@ def _sums(
         new = Sums(found.value.sum(-1), found.by_log_q.sum(-1), by_share)
         return jax.tree.map(jnp.add, state, new)
 
-    return walk_or_once(
-        facts.student.layout, facts.block, kinds, begin, fetch, visit, lambda i, state: state
-    )
+    return walk(facts.student.layout.T, rows, kinds, begin, fetch, visit, lambda i, state: state)
 
 
 def _dtype(facts: Facts) -> np.dtype:
@@ -223,7 +215,7 @@ def _cut(pairs: Pairs, facts: Facts, i: Any, j: Any, *, narrowed: bool = True) -
     def of_teacher(head: Problem) -> Problem:
         return one(head, facts.teacher, facts.dtypes.teacher)
 
-    teacher = over_heads(of_teacher, pairs.teacher, facts.teachers)
+    teacher = map_leading(of_teacher, pairs.teacher, (facts.teachers,))
     student = one(pairs.student, facts.student, facts.dtypes.student)
     return Pairs(student, teacher, pairs.share)
 

@@ -45,7 +45,7 @@ def walk(
         start: `start(i)` is the state of query block i before any visit.
         fetch: `fetch(i, j)` is what a visit needs of the whole arrays. It stays outside the
             branches, whose transposes would make a cotangent as long as the arrays every time.
-        visit: `visit(state, fetched, j, partial)` is the state after key block j.
+        visit: `visit(state, fetched, j, partial=partial)` is the state after key block j.
         close: `close(i, state)` is query block i's part of the result, leaves `[Tb, ...]`.
         parted: whether a query block's walk over traced kinds ends with its last visit, or soon
             after. A transposed walk would lose what that saves: each part of it makes cotangents as
@@ -69,20 +69,16 @@ def walk(
 
         def key_block(state: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
             j, kind = xs
-
-            def visited(state: Any, fetched: Any, partial: bool) -> Any:
-                return visit(state, fetched, j, partial)
-
-            return _by_kind(present, kind, visited, lambda x, _: x, state, fetch(i, j)), None
+            return _by_kind(present, kind, visit, lambda x, *_: x, state, fetch(i, j), j), None
 
         body = jax.checkpoint(key_block, prevent_cse=False)
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
+        if not parted or kinds.size <= _FEW_COLUMNS:
+            return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
         def run(state: Any, kinds: Array, columns: Array) -> Any:
             return jax.lax.scan(body, state, (columns, kinds))[0]
 
-        if not parted or kinds.size <= _FEW_COLUMNS:
-            return close(i, run(state, kinds, columns))
         return close(i, _by_part(run, state, in_parts(kinds, columns)))
 
     parted = parted and not isinstance(kinds, np.ndarray)
@@ -119,7 +115,8 @@ def sweep(
         block: (query, key) size of a block.
         kinds: int8 `[nT, nS]`, NumPy where it is known while tracing.
         fetch: `fetch(i, j)` is what block (i, j) needs of the whole arrays.
-        contribute: `contribute(fetched, partial)`, leaves `[Tb, ...]` in the structure of `sums`.
+        contribute: `contribute(fetched, partial=partial)`, leaves `[Tb, ...]` with the structure of
+            `sums`.
 
     Returns:
         The sums, leaves `[T, ...]`.
@@ -197,10 +194,12 @@ def _by_kind(
     def branch(kind: int) -> Callable[..., Any]:
         if kind == SKIPPED:
             return skip
-        return lambda *operands: visit(*operands, kind == PARTIAL)
+        return functools.partial(visit, partial=kind == PARTIAL)
 
-    if len(present) == 1:
-        return branch(present[0])(*operands)
+    if present in ((PARTIAL,), (FULL,)):
+        return visit(*operands, partial=present == (PARTIAL,))
+    if present == (SKIPPED,):
+        return skip(*operands)
     kind = one_kind(kind)
     index = sum((kind > least).astype(jnp.int32) for least in present[:-1])
     return jax.lax.switch(index, [branch(kind) for kind in present], *operands)

@@ -16,7 +16,9 @@ from attention_jax.kernels import online_softmax
 from attention_jax.kernels.online_softmax import Rows, attend_heads
 from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.request import Request, Result
-from attention_jax.kernels.tiling import tiling
+from attention_jax.kernels.tiling import Tiling, tile
+
+__all__ = ["DERIVATIVES", "run", "tile", "why_not"]
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -26,13 +28,13 @@ def why_not(request: Request) -> str | None:
     return request.why_no_blocks
 
 
-def run(request: Request) -> Result:
+def run(request: Request, tiling: Tiling) -> Result:
     """Computes the request."""
-    return attend_heads(request, tiling(request), _attend_head)
+    return attend_heads(request, tiling, _attend_head)
 
 
 def _attend_head(
-    head: Problem, dtypes: Problem, facts: Static, block: tuple[int, int], kinds: Any
+    head: Problem, kinds: Any, dtypes: Problem, facts: Static, block: tuple[int, int]
 ) -> Rows:
     # Cotangents of all blocks are summed in the dtype of what the blocks are cut from.
-    return online_softmax.attend_head(widen_low(head), dtypes, facts, block, kinds)
+    return online_softmax.attend_head(widen_low(head), kinds, dtypes, facts, block)

@@ -14,7 +14,10 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import tile
 from attention_jax.kernels.vendor import Plain, guarded, translate
+
+__all__ = ["DERIVATIVES", "cannot", "run", "tile", "why_not"]
 
 DERIVATIVES = ("vjp",)
 
@@ -55,7 +58,7 @@ def cannot(request: Request, *, deepest: int) -> str | None:
     return None
 
 
-def run(request: Request) -> Result:
+def run(request: Request, tiling: Any = None) -> Result:
     """Computes the request."""
     plain = translate(request)
     assert isinstance(plain, Plain)  # why_not has seen it

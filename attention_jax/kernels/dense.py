@@ -27,7 +27,11 @@ def why_not(request: Request) -> str | None:
     return None
 
 
-def run(request: Request) -> Result:
+def tile(request: Request) -> None:
+    """None: one block, all pairs."""
+
+
+def run(request: Request, tiling: None = None) -> Result:
     """Computes the request."""
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)

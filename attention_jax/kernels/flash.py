@@ -12,7 +12,9 @@ References:
 from attention_jax.kernels.online_softmax import attend_heads
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.softmax_tangent import attend_head
-from attention_jax.kernels.tiling import tiling
+from attention_jax.kernels.tiling import Tiling, tile
+
+__all__ = ["DERIVATIVES", "run", "tile", "why_not"]
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -22,6 +24,6 @@ def why_not(request: Request) -> str | None:
     return request.why_no_blocks
 
 
-def run(request: Request) -> Result:
+def run(request: Request, tiling: Tiling) -> Result:
     """Computes the request."""
-    return attend_heads(request, tiling(request), attend_head)
+    return attend_heads(request, tiling, attend_head)

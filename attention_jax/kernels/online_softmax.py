@@ -9,32 +9,30 @@ References:
     Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 1.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.manual import is_explicit
-from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax._core.term import Sides
 from attention_jax.kernels.block import (
     block_logits,
     cut,
-    dtypes_of,
     first_at,
     narrow,
     raw_logits,
     weigh_values,
 )
 from attention_jax.kernels.block_loops import block_start, walk
-from attention_jax.kernels.problem import Problem, Static, block_kinds, finish, lower
+from attention_jax.kernels.per_head import lower_heads
+from attention_jax.kernels.problem import Problem, Static, finish
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import Tiling
-from attention_jax.kernels.traced import trace_user_code
 
 
 class Online(NamedTuple):
@@ -76,32 +74,26 @@ def attend_heads(request: Request, tiling: Tiling, attend_head: Callable[..., Ro
 
     Args:
         request: the request.
-        tiling: block size, and whether heads are looped over.
-        attend_head: `attend_head(head, dtypes, facts, block, kinds)`, as the function below.
+        tiling: its tiling.
+        attend_head: `attend_head(head, kinds, dtypes, facts, block)`, as the function below.
     """
     with precision_of_products(request.precision):
-        block, loop = tiling
-        problem, facts = lower(request, merge=loop)
-        kinds = block_kinds(problem, facts, block, loop=loop)
-        known = isinstance(kinds, np.ndarray)
-        problem = trace_user_code(problem, facts, block)
-        dtypes = dtypes_of(problem)
+        heads = lower_heads(request, tiling, merge=tiling.loop)
+        dtypes, facts = heads.dtypes, heads.facts
 
-        def one(parts: tuple[Problem, Any]) -> tuple[Array, ...]:
-            head, traced = parts
-            rows = attend_head(head, dtypes, facts, block, kinds if known else traced)
+        def one(kinds: Any, head: Problem) -> tuple[Array, ...]:
+            rows = attend_head(head, kinds, dtypes, facts, tiling.block)
             return rows.out, *(statistics_of(head, dtypes, rows) if facts.statistics else ())
 
-        parts = (problem, None if known else kinds)
-        return finish(request, facts, *map_leading(one, parts, facts.sizes, loop=loop))
+        return finish(request, facts, *heads.map(one))
 
 
 def attend_head(
     head: Problem,
+    kinds: Any,
     dtypes: Problem,
     facts: Static,
     block: tuple[int, int],
-    kinds: Any,
     *,
     parted: bool = False,
 ) -> Rows:
@@ -109,10 +101,10 @@ def attend_head(
 
     Args:
         head: the problem without leading axes.
+        kinds: int8 `[nT, nS]`, the kinds of blocks.
         dtypes: the dtypes of its leaves, to which blocks are cast.
         facts: its static facts.
         block: (query, key) size of a block.
-        kinds: int8 `[nT, nS]`, the kinds of blocks.
         parted: see `walk`.
     """
     layout = facts.layout
@@ -123,14 +115,8 @@ def attend_head(
     def fetch(i: Array, j: Array) -> Problem:
         return narrow(cut(head, facts, block, i, j), dtypes)
 
-    def visit(state: Online, fetched: Problem, j: Array, partial: bool) -> Online:
-        at = block_start(j, block[1], layout.S)
-        return update(state, fetched, facts, at, partial=partial)
-
-    def end(i: Array, state: Online) -> Rows:
-        return close(state)
-
-    return walk(layout.T, block[0], kinds, begin, fetch, visit, end, parted=parted)
+    visit = functools.partial(update, facts, block[1])
+    return walk(layout.T, block[0], kinds, begin, fetch, visit, close, parted=parted)
 
 
 def start(rows: int, depth: int, dtype: Any) -> Online:
@@ -145,8 +131,10 @@ def start(rows: int, depth: int, dtype: Any) -> Online:
     )
 
 
-def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bool) -> Online:
-    """The state after one more block, whose first key has index `at`."""
+def update(
+    facts: Static, size: int, state: Online, block: Problem, j: Any, partial: bool
+) -> Online:
+    """The state after key block j of `size` keys."""
     logits = block_logits(block, facts, partial=partial)
     here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     top = jnp.maximum(state.top, here)
@@ -157,7 +145,7 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
         below = jnp.where(logits == NEG_INF, 0, logits - top[:, None])
         lower = jnp.where(state.total == 0, 0, state.top - top)
         moment = (moment + state.total * lower) * shrink + jnp.sum(powers * below, axis=-1)
-        index = at + first_at(jax.lax.stop_gradient(logits), here)
+        index = block_start(j, size, facts.layout.S) + first_at(jax.lax.stop_gradient(logits), here)
         newer = (here != NEG_INF) & ((first < 0) | ~(here <= state.top))  # a NaN is visible
         first = jnp.where(newer, index.astype(first.dtype), first)
     return Online(
@@ -169,7 +157,7 @@ def update(state: Online, block: Problem, facts: Static, at: Any, *, partial: bo
     )
 
 
-def close(state: Online) -> Rows:
+def close(i: Any, state: Online) -> Rows:
     """Divides by the total; an empty row is 0."""
     empty = state.total == 0
     total = jnp.where(empty, 1, state.total)

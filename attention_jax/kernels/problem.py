@@ -1,11 +1,11 @@
-"""A request, lowered to what one head of one example needs.
+"""Lower a request to the arrays that one head of one example needs.
 
-Everything the engine touches is sorted by the axes it runs along: query data, key data, pair data,
-parameters. Cutting a block is then one slice of each, whatever the score, the mask or the bias.
+Arrays are sorted by the axes that they have: query data, key data, pair data and parameters. A
+block is then one slice of each, for any score, mask and bias.
 
-What is masked must not matter, not even NaN. So where anything may be masked, non-finite queries
-and keys are replaced by ones before a score sees them, and their visible logits are made NaN
-afterwards.
+Masked entries must not matter, not even NaN. So if any pair may be masked, rows of queries and keys
+that are not finite are replaced by ones before the score is evaluated, and their visible logits are
+set to NaN afterwards.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,9 @@ from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits
 from attention_jax.kernels.block_order import join_kinds
 from attention_jax.kernels.request import Request, Result
-from attention_jax.masks.block_map import FULL, PARTIAL, kinds_of, verdict
-from attention_jax.masks.mask import Lengths, Mask, View, spread
+from attention_jax.kernels.tiling import Tiling, without_mask
+from attention_jax.masks.block_map import kinds_of, verdict
+from attention_jax.masks.mask import Mask, View, spread
 from attention_jax.scores.score import Sum
 from attention_jax.softmax import Stats
 
@@ -60,13 +61,13 @@ class Static(NamedTuple):
 def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     """The problem with leading axes `sizes`, and the static facts about it.
 
-    Without `merge` the leading axes are always `[*B, K, G]`, for who must tell heads apart, and
-    where axes may be sharded: joining two sharded axes would gather them.
+    Without `merge` the leading axes are always `[*B, K, G]`: joining two sharded axes would gather
+    them.
     """
     layout = request.layout
     term = request.score if request.bias is None else Sum(request.score, request.bias)
-    lost = tuple(map(_beyond_int32, (request.query_positions, request.key_positions)))
-    guarded = request.mask is not None or term.may_hide or lost != (None, None)
+    beyond = tuple(map(_beyond_int32, (request.query_positions, request.key_positions)))
+    guarded = request.mask is not None or term.may_hide or beyond != (None, None)
     lead = len(layout.batch) + 1
     query, key, value = (
         whole_behind(jnp.swapaxes(jnp.asarray(x), -2, -3), lead)
@@ -87,24 +88,21 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
         query, on_query["bad"] = _clean(query)
         key, on_key["bad"] = _clean(key)
         bad_value = ~jnp.all(jnp.isfinite(value))
-        for side, beyond in zip((on_query, on_key), lost, strict=True):
-            if beyond is not None:
-                side["bad"] = side["bad"] | beyond.reshape(side["position"].shape)
+        for side, positions_beyond in zip((on_query, on_key), beyond, strict=True):
+            if positions_beyond is not None:
+                side["bad"] = side["bad"] | positions_beyond.reshape(side["position"].shape)
     prepared = term.prepare(query, key)
     if guarded:
-        # a projection of finite numbers may be none
+        # finite inputs can overflow when projected
         rows, on_query["bad"] = _clean_rows(prepared.query, query, on_query["bad"], layout)
         columns, on_key["bad"] = _clean_rows(prepared.key, key, on_key["bad"], layout)
         prepared = prepared._replace(query=rows, key=columns)
     on_query["term"], on_key["term"], on_pair["term"] = prepared
     if request.mask is not None:
-        default = request.query_positions is None and request.key_positions is None
-        data = request.mask.prepare(Lengths(layout.T, layout.S, default))
-        check_mask(data, layout)
-        on_query["mask"], on_key["mask"], on_pair["mask"] = data
-        spoiled = request.mask.spoiled()
-        if spoiled is not None:
-            on_query["bad"] = on_query["bad"] | spoiled
+        on_query["mask"], on_key["mask"], on_pair["mask"] = request.mask_data
+        overflowed = request.mask.spoiled()
+        if overflowed is not None:
+            on_query["bad"] = on_query["bad"] | overflowed
     if request.dropout_rate > 0:
         on_query["dropout"], on_key["dropout"], _ = row_and_column_bits(
             request.dropout_key, layout, *positions, shared=request.shared_dropout
@@ -142,12 +140,12 @@ def _positions(given: Any, size: Any, batch_rank: int) -> Any:
 
 
 def may_exceed_int32(dtype: Any) -> bool:
-    """Whether an integer dtype has numbers that int32 has not."""
+    """Whether an integer dtype has values outside the range of int32."""
     return jnp.iinfo(dtype).max > np.iinfo(np.int32).max
 
 
 def _beyond_int32(positions: Any) -> Array | None:
-    """Which traced positions do not fit in 32 bits, and make NaN; known ones are refused before."""
+    """Which traced positions do not fit in 32 bits: their rows are NaN. Known ones raise before."""
     if positions is None or not may_exceed_int32(positions.dtype):
         return None
     positions = jnp.asarray(positions)
@@ -161,23 +159,23 @@ def _clean(x: Array) -> tuple[Array, Array]:
 
 
 def _clean_rows(tree: Any, clean: Array, bad: Array, layout: Layout) -> tuple[Any, Array]:
-    """`_clean` of one side's prepared data, leaves `[*#B, #N, length, ...]`; `bad` and theirs.
+    """`_clean` of one side's prepared data, leaves `[*#B, #N, length, ...]`; and all bad rows.
 
-    What is `clean`, the side's own array as it was given to `prepare`, is left alone.
+    The array `clean`, which was the argument of `prepare`, is not checked again.
     """
     rank = len(layout.batch) + 2
     leaves, structure = jax.tree.flatten(tree)
     for at, x in enumerate(leaves):
         if x is clean or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        lost = ~jnp.all(jnp.isfinite(x), axis=tuple(range(min(rank, x.ndim), x.ndim)))
-        own = lost.reshape(*lost.shape, *(1,) * (x.ndim - lost.ndim))
-        leaves[at] = jnp.where(own, jnp.ones((), x.dtype), x)
-        lost = lost.reshape((1,) * (rank - lost.ndim) + lost.shape)
-        heads = bad.shape[-2], lost.shape[-2]
+        own = ~jnp.all(jnp.isfinite(x), axis=tuple(range(min(rank, x.ndim), x.ndim)))
+        rows = own.reshape(*own.shape, *(1,) * (x.ndim - own.ndim))
+        leaves[at] = jnp.where(rows, jnp.ones((), x.dtype), x)
+        own = own.reshape((1,) * (rank - own.ndim) + own.shape)
+        heads = bad.shape[-2], own.shape[-2]
         if 1 not in heads and heads[0] != heads[1]:  # K and N
-            bad, lost = (jnp.repeat(y, layout.N // y.shape[-2], axis=-2) for y in (bad, lost))
-        bad = bad | lost
+            bad, own = (jnp.repeat(y, layout.N // y.shape[-2], axis=-2) for y in (bad, own))
+        bad = bad | own
     return jax.tree.unflatten(structure, leaves), bad
 
 
@@ -198,39 +196,27 @@ def check_mask(data: Sides, layout: Layout) -> None:
                 )
 
 
-def block_kinds(problem: Problem, facts: Static, block: tuple[int, int], *, loop: bool) -> Any:
-    """Which blocks to skip (0), look into (1) or take whole (2), int8.
+def block_kinds(problem: Problem, facts: Static, tiling: Tiling) -> Any:
+    """The kinds of blocks, int8: 0 skipped, 1 partial, 2 full.
 
-    NumPy `[nT, nS]` where it is known while tracing. Else traced, `[*#sizes, nT, nS]`; and where
-    heads are vectorised and not looped over, joined into one map for all of them. The last block of
-    an axis that the block size does not divide overlaps its neighbour, so it is never taken whole.
+    NumPy `[nT, nS]` if they are known while tracing. Else traced, `[*#sizes, nT, nS]`, and joined
+    into one map for all heads if these are vectorised.
     """
-    most = whole_blocks(facts.layout, block, may_hide=facts.may_hide)
-    counts, ones = most.shape, (1,) * len(facts.sizes)
-    if problem.mask is None:
-        return most
+    if tiling.kinds is not None:
+        return tiling.kinds.array
+    most = without_mask(facts.layout, tiling.block, may_hide=facts.may_hide)
+    ones = (1,) * len(facts.sizes)
     sides = spread(part(problem.sides, "mask"))
     positions = spread(part(problem.sides, "position"))
+    assert problem.mask is not None  # all other kinds are in the tiling
     view = View(sides, positions.query, positions.key)
-    kinds = kinds_of(verdict(problem.mask, view, block))
-    known = isinstance(kinds, np.ndarray)
-    xp = np if known else jnp
+    kinds = jnp.asarray(kinds_of(verdict(problem.mask, view, tiling.block)))
     lead = kinds.shape[:-2] or ones
-    kinds = xp.minimum(xp.broadcast_to(kinds, (*lead, *counts)), most.reshape(*ones, *counts))
-    if known and lead == ones:
-        return np.asarray(kinds).reshape(counts)
-    if loop:
-        return jnp.asarray(kinds)
-    return join_kinds(kinds, tuple(range(len(ones)))).reshape(*ones, *counts)
-
-
-def whole_blocks(layout: Layout, block: tuple[int, int], *, may_hide: bool) -> np.ndarray:
-    """The kinds where there is no mask, int8 `[nT, nS]`: full, or partial at a ragged end."""
-    counts = tuple(-(-n // size) for n, size in zip((layout.T, layout.S), block, strict=True))
-    inside = np.full(counts, not may_hide)
-    inside[counts[0] - 1 :, :] &= layout.T % block[0] == 0
-    inside[:, counts[1] - 1 :] &= layout.S % block[1] == 0
-    return np.where(inside, np.int8(FULL), np.int8(PARTIAL))
+    kinds = jnp.broadcast_to(kinds, (*lead, *most.shape))
+    kinds = jnp.minimum(kinds, most.reshape(*ones, *most.shape))
+    if tiling.loop:
+        return kinds
+    return join_kinds(kinds, tuple(range(len(ones)))).reshape(*ones, *most.shape)
 
 
 def part(sides: Sides, name: str) -> Sides:
@@ -245,8 +231,8 @@ def finish(request: Request, facts: Static, out: Array, *statistics: Array) -> R
         request: the request.
         facts: its static facts.
         out: `[*sizes, T, V]`.
-        statistics: lse, entropy and the largest logit, `[*sizes, T]` each; passed over where the
-            request does not want them.
+        statistics: lse, entropy and the largest logit, `[*sizes, T]` each; ignored if the request
+            has no statistics.
     """
     layout = facts.layout
     out = out.reshape(*layout.batch, layout.N, layout.T, layout.V)

@@ -1,7 +1,8 @@
-"""All that a kernel needs, in one frozen record.
+"""The arguments of one call, checked, in one frozen record; and the result of a kernel.
 
-A kernel is two functions of one request: `why_not(request) -> str | None` says what part of it the
-kernel cannot do, and `run(request) -> Result` does it.
+A kernel is a module with three functions: `why_not(request)` returns what the kernel cannot do of a
+request, or None; `tile(request)` its tiling, or None if it has none; `run(request, tiling)` the
+`Result`.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.numerics import NEG_INF, stats_dtype
 from attention_jax._core.record import Record, pytree, serializable_tuple, static
-from attention_jax._core.term import Term
+from attention_jax._core.term import Sides, Term
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import Stats
 
@@ -28,6 +29,7 @@ class Request(Record):
         value: `[*B, S, K, V]`.
         score: the score object.
         mask: a mask object, or None.
+        mask_data: what the mask's `prepare` returned for this call.
         bias: a bias object (an array is an `ArrayBias`), or None.
         query_positions: ints `[T]` or `[*B, T]`, or None for 0..T-1.
         key_positions: ints `[S]` or `[*B, S]`, or None for 0..S-1.
@@ -44,6 +46,7 @@ class Request(Record):
     value: Any
     score: Term
     mask: Mask | None
+    mask_data: Sides
     bias: Term | None
     query_positions: Any
     key_positions: Any
@@ -63,11 +66,16 @@ class Request(Record):
 
     @property
     def why_no_blocks(self) -> str | None:
-        """Why the plane cannot be divided into blocks; None where it can."""
+        """Why the plane cannot be divided into blocks; None if it can."""
         symbolic = self.layout.symbolic_lengths
         if not symbolic:
             return None
         return f'it divides known lengths into blocks, got symbolic {symbolic}; "dense" takes them'
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether a logit may be -inf without a mask."""
+        return self.score.may_hide or (self.bias is not None and self.bias.may_hide)
 
     @property
     def accumulator(self) -> np.dtype:

@@ -10,6 +10,7 @@ Derivatives are those of the online softmax with recomputation (`softmax_tangent
 log-sum-exp of each row.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -18,11 +19,13 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products
-from attention_jax.kernels import softmax_tangent, tiling
+from attention_jax.kernels import softmax_tangent
+from attention_jax.kernels import tiling as tilings
 from attention_jax.kernels.block import raw_logits, weights_times
 from attention_jax.kernels.online_softmax import attend_heads
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import Tiling, whole_plane
 from attention_jax.scores.similarity import Cosine, Dot, General, ScaledDot
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
@@ -33,7 +36,7 @@ _LONGEST = 256
 def why_not(request: Request) -> str | None:
     """What of the request this kernel cannot do, or of the machine."""
     layout = request.layout
-    if not tiling.on_one_cpu():
+    if not tilings.on_one_cpu():
         return "it runs on a single CPU device: elsewhere heads are divided, or nothing is fused"
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
@@ -53,8 +56,13 @@ def why_not(request: Request) -> str | None:
     return "it computes no statistics" if request.statistics else None
 
 
-@jax.custom_jvp
-def run(request: Request) -> Result:
+def tile(request: Request) -> Tiling:
+    """All pairs in one block; the derivative loops over heads."""
+    return whole_plane(request, loop=True)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def run(request: Request, tiling: Tiling) -> Result:
     """Computes the request."""
     with precision_of_products(request.precision):
         problem, facts = lower(request, merge=False)
@@ -69,8 +77,8 @@ def run(request: Request) -> Result:
 
 
 @run.defjvp
-def _run_jvp(primals: Any, tangents: Any) -> Any:
+def _run_jvp(tiling: Tiling, primals: Any, tangents: Any) -> Any:
     def recomputing(request: Request) -> Result:
-        return attend_heads(request, tiling.tiling(request), softmax_tangent.attend_head)
+        return attend_heads(request, tiling, softmax_tangent.attend_head)
 
     return jax.jvp(recomputing, primals, tangents)

@@ -14,6 +14,7 @@ Derivatives are those of the computation head by head.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +30,12 @@ from attention_jax._core.numerics import (
     same_dtype,
 )
 from attention_jax._core.user_code import holds_user_code
-from attention_jax.kernels import tiling
+from attention_jax.kernels import tiling as tilings
 from attention_jax.kernels.block import entropy_of
 from attention_jax.kernels.online_softmax import attend_head, attend_heads
-from attention_jax.kernels.problem import Static, check_mask, finish, may_exceed_int32
+from attention_jax.kernels.problem import Static, finish, may_exceed_int32
 from attention_jax.kernels.request import Request, Result
-from attention_jax.masks.mask import Lengths
+from attention_jax.kernels.tiling import Tiling, plane_view, whole_plane
 from attention_jax.scores.similarity import Dot, ScaledDot
 from attention_jax.softmax import log_sum_exp
 
@@ -47,7 +48,7 @@ _MOST_HEADS = 16
 def why_not(request: Request) -> str | None:
     """What of the request this kernel cannot do, or of the machine."""
     layout = request.layout
-    if not tiling.on_one_cpu():
+    if not tilings.on_one_cpu():
         return "it runs on a single CPU device: elsewhere heads are divided, or keys not copied"
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
@@ -73,8 +74,13 @@ def why_not(request: Request) -> str | None:
     return None
 
 
-@jax.custom_jvp
-def run(request: Request) -> Result:
+def tile(request: Request) -> Tiling:
+    """All keys in one block, heads vectorised."""
+    return whole_plane(request, loop=False)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def run(request: Request, tiling: Tiling) -> Result:
     """Computes the request."""
     shapes = jax.eval_shape(_block_diagonal, request)
 
@@ -91,7 +97,7 @@ def run(request: Request) -> Result:
         clean = _block_diagonal(cleaned)[0]
 
         def with_nans() -> Result:
-            exact = _head_by_head(request)
+            exact = _head_by_head(request, tiling)
             return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(x), y, x), exact, clean)
 
         return jax.lax.cond(matters, with_nans, lambda: clean)
@@ -100,13 +106,13 @@ def run(request: Request) -> Result:
 
 
 @run.defjvp
-def _run_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(_head_by_head, primals, tangents)
+def _run_jvp(tiling: Tiling, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(lambda request: _head_by_head(request, tiling), primals, tangents)
 
 
-def _head_by_head(request: Request) -> Result:
-    """The same by the online softmax, all keys in one block."""
-    return attend_heads(request, tiling.Tiling((1, request.layout.S), False), attend_head)
+def _head_by_head(request: Request, tiling: Tiling) -> Result:
+    """The same by the online softmax."""
+    return attend_heads(request, tiling, attend_head)
 
 
 def _block_diagonal(request: Request) -> tuple[Result, Array]:
@@ -178,13 +184,9 @@ def _visible(request: Request) -> tuple[Array | None, Array]:
     mask, layout = request.mask, request.layout
     if mask is None:
         return None, jnp.zeros((), bool)
-    default = request.query_positions is None and request.key_positions is None
-    check_mask(mask.prepare(Lengths(1, layout.S, default)), layout)
-    positions = {"query_positions": request.query_positions, "key_positions": request.key_positions}
-    pairs = jnp.asarray(mask.to_array(1, layout.S, **positions))[..., 0, :]
-    if pairs.ndim == 1:
-        pairs = pairs.reshape((1,) * (len(layout.batch) + 1) + pairs.shape)
-    pairs = jnp.broadcast_to(pairs, (*layout.batch, *pairs.shape[-2:]))
+    pairs = jnp.asarray(mask.allowed(plane_view(request)), bool)[..., 0, :]
+    pairs = pairs.reshape((1,) * (len(layout.batch) + 2 - pairs.ndim) + pairs.shape)
+    pairs = jnp.broadcast_to(pairs, (*layout.batch, pairs.shape[-2], layout.S))
     pairs = pairs.reshape(-1, *pairs.shape[-2:])
     examples = mask.spoiled()
     overflowed = jnp.zeros((), bool) if examples is None else jnp.any(examples)

@@ -43,13 +43,7 @@ from attention_jax.kernels.block import (
 from attention_jax.kernels.block_loops import block_start, sweep
 from attention_jax.kernels.online_softmax import Rows
 from attention_jax.kernels.problem import Problem, Static
-
-
-class Known(NamedTuple):
-    """Kinds of blocks that are known while tracing, as bytes, so that they are hashable."""
-
-    shape: tuple[int, int]
-    kinds: bytes
+from attention_jax.kernels.tiling import KnownKinds
 
 
 class Change(NamedTuple):
@@ -68,7 +62,7 @@ class Spec(NamedTuple):
     leaf_dtypes: tuple[np.dtype, ...]
     facts: Static
     block: tuple[int, int]
-    known: Known | None
+    known: KnownKinds | None
     precision: Any
 
     def problem(self, floats: list[Any], others: list[Any]) -> tuple[Problem, Any]:
@@ -77,7 +71,7 @@ class Spec(NamedTuple):
         leaves = [next(a) if flag else next(b) for flag in self.floating]
         head, kinds = jax.tree.unflatten(self.structure, leaves)
         if self.known is not None:
-            kinds = np.frombuffer(self.known.kinds, np.int8).reshape(self.known.shape)
+            kinds = self.known.array
         return head, kinds
 
     @property
@@ -87,14 +81,14 @@ class Spec(NamedTuple):
 
 
 def attend_head(
-    head: Problem, dtypes: Problem, facts: Static, block: tuple[int, int], kinds: Any
+    head: Problem, kinds: Any, dtypes: Problem, facts: Static, block: tuple[int, int]
 ) -> Rows:
     """As `online_softmax.attend_head`, with the derivative by recomputation.
 
     The products of the derivative have the precision that is in force here.
     """
     known = isinstance(kinds, np.ndarray)
-    static_kinds = Known(kinds.shape, kinds.astype(np.int8).tobytes()) if known else None
+    static_kinds = KnownKinds.of(kinds) if known else None
     traced = None if known else kinds
     leaves, structure = jax.tree.flatten((head, traced))
     leaf_dtypes = tuple(jax.tree.leaves((dtypes, dtypes_of(traced))))
@@ -109,7 +103,7 @@ def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     head, kinds = spec.problem(floats, others)
     with precision_of_products(spec.precision):
         return online_softmax.attend_head(
-            head, spec.dtypes, spec.facts, spec.block, kinds, parted=True
+            head, kinds, spec.dtypes, spec.facts, spec.block, parted=True
         )
 
 

@@ -15,7 +15,10 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.numerics import widen
 from attention_jax.kernels.request import Request, Result
+from attention_jax.kernels.tiling import tile
 from attention_jax.kernels.vendor import Plain, guarded, segment_ids, translate
+
+__all__ = ["DERIVATIVES", "cannot", "run", "tile", "why_not"]
 
 DERIVATIVES = ("vjp",)
 
@@ -53,7 +56,7 @@ def cannot(request: Request) -> str | None:
     return None
 
 
-def run(request: Request, *, interpret: bool = False) -> Result:
+def run(request: Request, tiling: Any = None, *, interpret: bool = False) -> Result:
     """Computes the request; `interpret` does so on any machine, slowly, as a check of values."""
     plain = translate(request)
     assert isinstance(plain, Plain)  # why_not has seen it

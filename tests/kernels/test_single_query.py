@@ -24,6 +24,10 @@ def arrays(batch, dtype=jnp.float32):
     return [jnp.asarray(RNG.normal(size=shape), dtype) for shape in shapes]
 
 
+def run_single_query(request):
+    return single_query.run(request, single_query.tile(request))
+
+
 @jax.jit
 def both(request):
     """Ours and the plain kernel's, each with a gradient of all that comes out."""
@@ -40,7 +44,7 @@ def both(request):
         given = (request.query, request.key, request.value)
         return run(request), jax.grad(loss, (0, 1, 2))(*given)
 
-    return one(single_query.run), one(dense.run)
+    return one(run_single_query), one(dense.run)
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
@@ -87,7 +91,7 @@ def test_what_a_cache_hides_and_what_it_lost():
 def test_what_nobody_sees_changes_no_bit(poison):
     query, key, value = arrays((B,))
     visible = np.array([True, False, True, True, False, True, True])
-    run = jax.jit(lambda *qkv: single_query.run(make_request(*qkv, mask=visible[None])).out)
+    run = jax.jit(lambda *qkv: run_single_query(make_request(*qkv, mask=visible[None])).out)
     hidden = ~visible[:, None, None]
     poisoned = (jnp.where(hidden, np.float32(poison), x) for x in (key, value))
     np.testing.assert_array_equal(run(query, *poisoned), run(query, key, value))
@@ -95,7 +99,7 @@ def test_what_nobody_sees_changes_no_bit(poison):
 
 def test_what_somebody_sees_changes_no_bit_of_the_others():
     query, key, value = arrays((B,))
-    run = jax.jit(lambda *qkv: single_query.run(make_request(*qkv, statistics=True)))
+    run = jax.jit(lambda *qkv: run_single_query(make_request(*qkv, statistics=True)))
     good = run(query, key, value)
     of_key = run(query, key.at[0, 2, 0, 1].set(jnp.nan), value)  # example 0, heads 0 and 1
     of_value = run(query, key, value.at[0, 2, 0, 1].set(jnp.nan))  # and there one number
