@@ -65,7 +65,7 @@ def whole_behind(x: Any, lead: int) -> Any:
     return divide(x, sharding.mesh, dict.fromkeys(split)) if split else x
 
 
-def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any], size: int) -> Any:
+def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any], size: Any) -> Any:
     """`jax.vmap(function)(leaves)`; all leading axes are divided as that of the first divided leaf.
 
     The explicit mesh of that leaf becomes the current one: JAX does not infer it for the initial
