@@ -4,9 +4,8 @@ Every way is one compiled loop over caches: the source is encoded once, a prompt
 step computes one token.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Float, Int, PRNGKeyArray
 
@@ -14,7 +13,6 @@ from attention_jax._core.axes import Array
 from attention_jax._modules import generation
 from attention_jax._modules.arguments import AnyMask, Source
 from attention_jax._modules.generation import Draw, Task
-from attention_jax.layers import docstrings
 
 # What does not fit gets an error of ours; numbers may be traced.
 AnyKey = Annotated[Any, PRNGKeyArray]
@@ -22,7 +20,6 @@ AnyId = Annotated[Any, int | None]
 AnyIds = Annotated[Any, int | Sequence[int] | None]
 AnyNumber = Annotated[Any, float | int | None]
 AnySize = Annotated[Any, int]
-Out = TypeVar("Out")
 
 
 class Decoder(NamedTuple):
@@ -172,34 +169,3 @@ def beam_decode(
     penalty = generation.check_beams(num_beams, length_penalty)
     task = model.task(source, source_mask, max_length, bos=bos, eos=eos, pad=pad)
     return model.beams(task, num_beams, penalty)
-
-
-def for_flavour(
-    decode: Callable[..., Out], make: Callable[..., Decoder], example: str = ""
-) -> Callable[..., Out]:
-    """A flavour's form of one of the functions above.
-
-    Args:
-        decode: The function.
-        make: Makes a `Decoder`; its parameters replace the first of the function.
-        example: A section of the docstring.
-    """
-    known = docstrings.arguments(greedy_decode.__doc__)
-    own = inspect.signature(make).parameters
-    original = inspect.signature(decode)
-    _, *others = original.parameters.values()
-    signature = original.replace(parameters=[*own.values(), *others])
-
-    def run(*args: Any, **options: Any) -> Out:
-        try:
-            given = signature.bind(*args, **options).arguments
-        except TypeError as error:
-            raise TypeError(f"{decode.__name__}: {error}") from None
-        model = make(*(given.pop(name) for name in own))
-        return decode(model, **given)
-
-    run.__name__ = run.__qualname__ = decode.__name__
-    run.__module__ = make.__module__
-    run.__doc__ = docstrings.completed(decode.__doc__, signature.parameters, known, example)
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    return run

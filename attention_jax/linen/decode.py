@@ -10,6 +10,7 @@ from attention_jax._modules import generation
 from attention_jax._modules.generation import Draw, Task
 from attention_jax.layers import decoding
 from attention_jax.layers.decoding import Decoder
+from attention_jax.layers.flavours import for_flavour
 from attention_jax.linen.transformer import Transformer, TransformerLM
 
 Model = Transformer | TransformerLM
@@ -47,7 +48,7 @@ def _beams(
 def _of(
     decode: Callable[Concatenate[Decoder, P], Out], example: str = ""
 ) -> Callable[Concatenate[Model, Variables, P], Out]:
-    return decoding.for_flavour(decode, _decoder, example)
+    return for_flavour(decode, _decoder, example, base=decoding.greedy_decode)
 
 
 greedy_decode = _of(

@@ -1,5 +1,6 @@
 """How a body becomes a Linen module: its fields, its parts and its random keys."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -18,11 +19,20 @@ from attention_jax.linen.randomness import dropout_key
 from attention_jax.linen.scores import PositionParameters, ScoreParameters
 from attention_jax.linen.stacking import apply_layers
 
+Parts = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
 MODULES: dict[Any, Any] = {}  # by the body that they are made of
 
 
 class Layer(body.Body, nn.Module):
-    """Base of the Linen modules that are made of a body."""
+    """Base of the Linen modules that are made of a body.
+
+    Args:
+        parts: Settings of submodules that differ from those that the layer gives them, as
+            `prune_heads` makes them: pairs of a path and of pairs of a name and a value.
+    """
+
+    parts: Parts = dataclasses.field(default=(), kw_only=True)
 
     _flavour: ClassVar[str] = "linen"
 
@@ -44,6 +54,23 @@ class Layer(body.Body, nn.Module):
     def setup(self) -> None:
         """Makes the parts."""
         self._build(LinenConstruction(self))
+        self._change_parts(vars(self))
+
+    @nn.nowrap
+    def _change_parts(self, made: Mapping[str, Any]) -> None:
+        """Gives submodules, by their names, the settings in `parts`."""
+        for path, changes in self.parts:
+            step, _, rest = path.partition("/")
+            name, _, index = step.rpartition("_")
+            part = made.get(f"_part_{step}", made.get(step))
+            if part is None and index.isdigit() and name in made:  # one of a list
+                part = made[name][int(index)]
+            if part is None:
+                continue
+            if rest:
+                changes = (("parts", (*part.parts, (rest, changes))),)
+            for setting, value in changes:
+                object.__setattr__(part, setting, value)  # it is not set up yet
 
     @nn.nowrap
     def _part(self, name: str) -> Any:
@@ -51,8 +78,10 @@ class Layer(body.Body, nn.Module):
 
     @nn.nowrap
     def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
-        del name  # a submodule that is bound would need the variables
-        return build(LinenConstruction(self, parent=None))
+        # A submodule that is bound would need the variables.
+        made = build(LinenConstruction(self, parent=None))
+        self._change_parts({name: made})
+        return made
 
     @nn.nowrap
     def _each(

@@ -13,6 +13,7 @@ from attention_jax._modules.arguments import vocabulary
 from attention_jax._modules.generation import Draw, Task
 from attention_jax.layers import decoding
 from attention_jax.layers.decoding import Decoder
+from attention_jax.layers.flavours import for_flavour
 from attention_jax.nnx.transformer import Transformer, TransformerLM
 
 Model = Transformer | TransformerLM
@@ -49,7 +50,7 @@ def _beams(
 def _of(
     decode: Callable[Concatenate[Decoder, P], Out], example: str = ""
 ) -> Callable[Concatenate[Model, P], Out]:
-    return decoding.for_flavour(decode, _decoder, example)
+    return for_flavour(decode, _decoder, example, base=decoding.greedy_decode)
 
 
 greedy_decode = _of(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as flax_linen
 from flax import nnx
 
 import attention_jax as aj
@@ -183,10 +184,37 @@ def test_heads_of_a_whole_linen_model_go_by_path():
     same, kept = linen.merge_similar_heads(model, variables, {path: np.eye(4)})
     assert same is model
     assert jax.tree.map(jnp.shape, kept) == jax.tree.map(jnp.shape, variables)
-    with pytest.raises(NotImplementedError, match="call apply"):
-        small.bind(fewer)
+    close(small.bind(fewer)(tokens, tokens), wanted)
     with pytest.raises(ValueError, match="'decoder/layers_1' leads to no MultiHeadAttention"):
         linen.prune_heads(model, variables, {"decoder/layers_1": [0]})
+
+
+class Classifier(flax_linen.Module):
+    """A module of a class that is not ours, with attentions in it."""
+
+    def setup(self):
+        self.encoder = linen.TransformerEncoder(2, 4, 16, 4, positions="alibi")
+        self.head = flax_linen.Dense(3)
+
+    def __call__(self, x):
+        return self.head(self.encoder(x))
+
+
+def test_heads_of_a_module_of_another_class():
+    model = Classifier()
+    variables = jax.jit(model.init)(jax.random.key(0), X)
+    heads = {"encoder/layers_1/self_attention": [0, 2]}
+    wanted = jax.jit(lambda x: mask_heads(model, x, variables=variables, heads=heads))(X)
+    small, fewer = linen.prune_heads(model, variables, heads)
+    close(jax.jit(small.apply)(fewer, X), wanted)
+    shapes = jax.eval_shape(small.init, jax.random.key(0), X)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, fewer)
+    again = {"encoder/layers_1/self_attention": [1], "encoder/layers_0/self_attention": [3]}
+    smaller, fewest = linen.prune_heads(small, fewer, again)
+    wanted = jax.jit(lambda x: mask_heads(small, x, variables=fewer, heads=again))(X)
+    close(jax.jit(smaller.apply)(fewest, X), wanted)
+    with pytest.raises(NotImplementedError, match="call apply"):
+        small.bind(fewer)
 
 
 def test_scanned_layers_of_linen_too():

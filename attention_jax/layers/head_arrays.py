@@ -1,14 +1,12 @@
-"""Fewer heads: what is left of an attention's arrays when some of its heads go, or become one.
+"""The arrays of an attention without some of its heads, or with similar heads merged.
 
     out = Σ_{n kept} P_n (x W_n^value) W_n^out
 
-The arrays are those of a layer of either flavour, by part and name: `query`, `key` and `value` with
-kernels `[D, heads, depth]`, `out` with `[N, V, D]`; a score and a bias have whatever they have.
-Scanned layers' have an axis of layers in front, and are taken apart and put together again.
+The arrays are those of one layer, by part and name: `query`, `key` and `value` with kernels
+`[D, heads, depth]`, `out` with `[N, V, D]`; a score and a bias have their own.
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,45 +59,6 @@ def make_plan(
     return Plan(kept, tuple(counts))
 
 
-def by_attention(given: Mapping[str, Any]) -> dict[str, dict[int | None, Any]]:
-    """What is given by path, by attention and layer: `path[0]` is the first of those scanned."""
-    found: dict[str, dict[int | None, Any]] = {}
-    for path, x in given.items():
-        at = re.search(r"\[(\d+)\]$", path)
-        base, layer = (path, None) if at is None else (path[: at.start()], int(at[1]))
-        found.setdefault(base, {})[layer] = x
-    return found
-
-
-def by_layer(
-    given: Mapping[int | None, Any], kernel: Any, name: str, path: str, otherwise: Any
-) -> list[Any]:
-    """What is given for each of an attention's layers: one, unless they are scanned.
-
-    Args:
-        given: by layer; what stands under None is for all of them.
-        kernel: a projection's, which tells whether there is an axis of layers.
-        name: the argument, for what is said of it.
-        path: of the attention.
-        otherwise: what holds for layers that are not mentioned.
-
-    Raises:
-        ValueError: a number where no layers are scanned, or one that is not there.
-    """
-    if kernel.ndim > 4:
-        raise NotImplementedError(f"{name}: {path!r} lies in a scan within a scan")
-    if None in given and len(given) > 1:
-        raise ValueError(f"{name}: give {path!r} with the numbers of layers or without, not both")
-    count = kernel.shape[0] if kernel.ndim == 4 else None
-    wrong = [i for i in given if i is not None and i >= (count or 0)]
-    if wrong:
-        what = "no scanned layers" if count is None else f"layers 0 to {count - 1}"
-        raise ValueError(f"{name}: {path!r} has {what}, and no [{wrong[0]}]")
-    if None in given:
-        return [given[None]] * (count or 1)
-    return [given.get(i, otherwise) for i in range(count or 1)]
-
-
 def make_plans(
     num_heads: int,
     num_kv_heads: int,
@@ -123,24 +82,6 @@ def make_plans(
     if len({len(plan.kv) for plan in plans}) > 1:
         return [make_plan(num_heads, num_kv_heads, x, apart=True) for x in pruned]
     return plans
-
-
-def apart(tree: Any, layers: int, *, scanned: bool) -> list[Any]:
-    """The tree itself, or that of each layer where they are scanned."""
-    if not scanned:
-        return [tree]
-    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(layers)]
-
-
-def together(trees: Sequence[Any], *, scanned: bool) -> Any:
-    """What was `apart` once more in one piece."""
-    return jax.tree.map(lambda *each: jnp.stack(each), *trees) if scanned else trees[0]
-
-
-def in_layers(prune: Callable[[Any, int], Any], tree: Any, layers: int, *, scanned: bool) -> Any:
-    """`prune(tree, 0)`, or the stacked `prune(layer i of the tree, i)` where layers are scanned."""
-    each = enumerate(apart(tree, layers, scanned=scanned))
-    return together([prune(part, i) for i, part in each], scanned=scanned)
 
 
 def prune_mask(mask: Mask, count: int, kept: Sequence[int]) -> Mask:
