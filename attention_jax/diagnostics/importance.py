@@ -14,11 +14,11 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.docstrings import arguments_of
-from attention_jax._modules.arguments import check_choice
 from attention_jax.diagnostics.application import Application, Call, prepare
 from attention_jax.diagnostics.capture import capture
 from attention_jax.diagnostics.collect import Collected
 from attention_jax.kernels.request import Result
+from attention_jax.layers.arguments import check_choice
 
 
 class _Gates(NamedTuple):

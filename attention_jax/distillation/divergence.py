@@ -19,7 +19,6 @@ from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.mapping import map_leading
 from attention_jax._core.numerics import precision_of_products, stats_dtype, widen
 from attention_jax._core.term import Term
-from attention_jax._modules.arguments import AnyMask
 from attention_jax.attend import attend, make_request
 from attention_jax.distillation.head_divergence import Facts, divergence_of_head
 from attention_jax.distillation.pairing import pair_up, shares
@@ -28,6 +27,7 @@ from attention_jax.kernels.block import dtypes_of
 from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.request import AttentionInputs, Request
 from attention_jax.kernels.tiling import Tiling, tile
+from attention_jax.layers.arguments import AnyMask
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 from attention_jax.scores.score import Score
 

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.numerics import is_concrete, matmul, stats_dtype, widen
-from attention_jax._modules.arguments import AnyMask, check_choice
 from attention_jax.distillation.divergence import attention_divergence
 from attention_jax.distillation.terms import terms
+from attention_jax.layers.arguments import AnyMask, check_choice
 from attention_jax.softmax import log_sum_exp
 
 Logits = Annotated[Any, Float[Array, "*B classes"]]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
-from attention_jax._modules.arguments import check_choice
+from attention_jax.layers.arguments import check_choice
 
 KINDS = ("kl", "reverse_kl", "js", "cross_entropy")
 

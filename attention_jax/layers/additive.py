@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules import recipes
-from attention_jax._modules.arguments import (
+from attention_jax.layers import recipes
+from attention_jax.layers.arguments import (
     AnyBias,
     AnyMask,
     KeyInputs,
@@ -16,10 +16,10 @@ from attention_jax._modules.arguments import (
     cast,
     check_width,
 )
-from attention_jax._modules.flags import Flag
 from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.training import Flag
 from attention_jax.softmax import Stats
 
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import is_concrete, widen
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import AnyBias, AnyMask, as_mask, combine
-from attention_jax._modules.caches import by_position, counted
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import Sizes
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
+from attention_jax.layers.arguments import AnyBias, AnyMask, as_mask, combine
 from attention_jax.layers.body import LinearSettings, settings
+from attention_jax.layers.caches import by_position, counted
 from attention_jax.layers.dropout import DroppingLayer
+from attention_jax.layers.recipes import Sizes
+from attention_jax.layers.training import Flag
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
 from attention_jax.softmax import Stats

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import (
+from attention_jax.layers.arguments import (
     AnyBias,
     AnyMask,
     KeyInputs,
@@ -15,10 +15,10 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.shield import loud, loud_rows
 from attention_jax.layers.body import settings
 from attention_jax.layers.cached_attention import CachedAttention
+from attention_jax.layers.nonfinite import loud, loud_rows
+from attention_jax.layers.training import Flag
 from attention_jax.softmax import Stats
 
 

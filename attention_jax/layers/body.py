@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, dataclass_tra
 import jax.numpy as jnp
 
 from attention_jax._core.checks import check_count
-from attention_jax._modules.recipes import KERNEL_INIT, Initializer
-from attention_jax._modules.settings import check_settings
 from attention_jax.layers import docstrings
+from attention_jax.layers.checks import check_settings
+from attention_jax.layers.recipes import KERNEL_INIT, Initializer
 
 Class = TypeVar("Class", bound=type)
 Out = TypeVar("Out")

@@ -11,7 +11,8 @@ from jaxtyping import Float
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import (
+from attention_jax.cache import KVCache
+from attention_jax.layers.arguments import (
     AnyBias,
     AnyMask,
     KeyInputs,
@@ -19,11 +20,10 @@ from attention_jax._modules.arguments import (
     ValueInputs,
     combine,
 )
-from attention_jax._modules.caches import check_batch, check_window
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.shield import answered, loud
-from attention_jax.cache import KVCache
+from attention_jax.layers.caches import check_batch, check_window
+from attention_jax.layers.nonfinite import answered, loud
 from attention_jax.layers.projected_attention import ProjectedAttention
+from attention_jax.layers.training import Flag
 
 
 class CachedAttention(ProjectedAttention):

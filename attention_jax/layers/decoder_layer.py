@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import (
+from attention_jax.layers.arguments import (
     AnyMask,
     Features,
     Memory,
@@ -16,12 +16,12 @@ from attention_jax._modules.arguments import (
     check_width,
     combine,
 )
-from attention_jax._modules.caches import DecoderCache, check_batch
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import AnyScore, check_score
 from attention_jax.layers.body import settings
+from attention_jax.layers.caches import DecoderCache, check_batch
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.mean import MeanAttention
+from attention_jax.layers.recipes import AnyScore, check_score
+from attention_jax.layers.training import Flag
 from attention_jax.layers.transformer_layer import TransformerLayer, scored_attention
 from attention_jax.softmax import Stats
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, NamedTuple
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from attention_jax._core.axes import Array
-from attention_jax._modules import generation
-from attention_jax._modules.arguments import AnyMask, Source
-from attention_jax._modules.generation import Draw, Task
+from attention_jax.layers import generation
+from attention_jax.layers.arguments import AnyMask, Source
+from attention_jax.layers.generation import Draw, Task
 
 # What does not fit gets an error of ours; numbers may be traced.
 AnyKey = Annotated[Any, PRNGKeyArray]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.flags import Flag, if_training, is_training
 from attention_jax.layers.body import Body, settings
+from attention_jax.layers.training import Flag, if_training, is_training
 
 Out = TypeVar("Out")
 

@@ -10,9 +10,9 @@ from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import through_float32
-from attention_jax._modules.places import AnyPositions
 from attention_jax.layers.body import Body, settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.position_recipes import AnyPositions
 
 
 @settings

@@ -5,11 +5,11 @@ from typing import Any
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import AnyMask, Features, Memory, check_width
-from attention_jax._modules.caches import check_batch
-from attention_jax._modules.flags import Flag
 from attention_jax.cache import KVCache
+from attention_jax.layers.arguments import AnyMask, Features, Memory, check_width
 from attention_jax.layers.body import settings
+from attention_jax.layers.caches import check_batch
+from attention_jax.layers.training import Flag
 from attention_jax.layers.transformer_layer import TransformerLayer
 
 

@@ -7,11 +7,11 @@ import jax
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import Features
-from attention_jax._modules.recipes import BIAS_INIT, Initializer
-from attention_jax._modules.shield import shielded
+from attention_jax.layers.arguments import Features
 from attention_jax.layers.body import LinearSettings, settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.recipes import BIAS_INIT, Initializer
 
 Activation = Callable[[Array], Array]
 

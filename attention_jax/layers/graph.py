@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import AnyBias, AnyMask, Features, check_choice, check_width
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.graph import GraphScore, neighbours
-from attention_jax._modules.recipes import BIAS_INIT, Initializer
-from attention_jax._modules.shield import answered, calm, loud, shielded
 from attention_jax.heads import merge_heads
+from attention_jax.layers.arguments import AnyBias, AnyMask, Features, check_choice, check_width
 from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.graph_score import GraphScore, neighbours
+from attention_jax.layers.nonfinite import answered, calm, loud, shielded
+from attention_jax.layers.recipes import BIAS_INIT, Initializer
+from attention_jax.layers.training import Flag
 
 
 @settings

@@ -20,8 +20,9 @@ from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating, check_inputs
 from attention_jax._core.numerics import is_concrete, promote, widen
 from attention_jax._core.term import ArrayBias, Term, check_pairs
-from attention_jax._modules import recipes
-from attention_jax._modules.arguments import (
+from attention_jax.attend import attention_weights, execute, make_request
+from attention_jax.layers import docstrings, recipes
+from attention_jax.layers.arguments import (
     AnyBias,
     AnyMask,
     as_mask,
@@ -29,9 +30,7 @@ from attention_jax._modules.arguments import (
     check_implementation,
     combine,
 )
-from attention_jax._modules.caches import by_position, counted
-from attention_jax.attend import attention_weights, execute, make_request
-from attention_jax.layers import docstrings
+from attention_jax.layers.caches import by_position, counted
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
 from attention_jax.scores import Score

@@ -8,8 +8,8 @@ from jaxtyping import Float
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
-from attention_jax._modules import arguments
-from attention_jax._modules.arguments import (
+from attention_jax.layers import arguments
+from attention_jax.layers.arguments import (
     AnyMask,
     Features,
     Target,
@@ -17,13 +17,13 @@ from attention_jax._modules.arguments import (
     combine,
     vocabulary,
 )
-from attention_jax._modules.caches import check_batch, first_cache
-from attention_jax._modules.flags import Flag
 from attention_jax.layers.body import settings
+from attention_jax.layers.caches import check_batch, first_cache
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.embedding import check_length
 from attention_jax.layers.stacks import TransformerEncoder
 from attention_jax.layers.token_model import TokenModel
+from attention_jax.layers.training import Flag
 
 
 @settings

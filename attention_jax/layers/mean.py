@@ -8,19 +8,19 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.observe import owned_by
-from attention_jax._modules.arguments import (
+from attention_jax.attend import attend, attend_with_stats, attention_weights
+from attention_jax.cache import KVCache
+from attention_jax.layers.arguments import (
     AnyMask,
     KeyInputs,
     QueryInputs,
     check_width,
     combine,
 )
-from attention_jax._modules.recipes import BIAS_INIT, Initializer
-from attention_jax._modules.shield import shielded
-from attention_jax.attend import attend, attend_with_stats, attention_weights
-from attention_jax.cache import KVCache
 from attention_jax.layers.body import LinearSettings, settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.recipes import BIAS_INIT, Initializer
 from attention_jax.softmax import Stats
 
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import through_float32
-from attention_jax._modules import recipes
-from attention_jax._modules.arguments import (
+from attention_jax.layers import recipes
+from attention_jax.layers.arguments import (
     AnyMask,
     Memory,
     cast,
@@ -19,12 +19,12 @@ from attention_jax._modules.arguments import (
     check_width,
     token_mask,
 )
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import BIAS_INIT, Initializer, drawn
-from attention_jax._modules.shield import shielded
 from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.recipes import BIAS_INIT, Initializer, drawn
+from attention_jax.layers.training import Flag
 
 
 @settings

@@ -9,16 +9,16 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
-from attention_jax._modules import places
-from attention_jax._modules.arguments import check_width, head_depth
-from attention_jax._modules.fused import Projected, fused_product, split_parts
-from attention_jax._modules.places import AnyPositions
-from attention_jax._modules.recipes import BIAS_INIT, AnyScore, Initializer, Sizes, check_score
-from attention_jax._modules.shield import calm, loud
 from attention_jax.cache import KVCache
+from attention_jax.layers import position_recipes
+from attention_jax.layers.arguments import check_width, head_depth
 from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.fused_projections import Projected, fused_product, split_parts
+from attention_jax.layers.nonfinite import calm, loud
+from attention_jax.layers.position_recipes import AnyPositions
+from attention_jax.layers.recipes import BIAS_INIT, AnyScore, Initializer, Sizes, check_score
 from attention_jax.scores import Score
 
 
@@ -87,7 +87,7 @@ class ProjectedAttention(AttentionLayer):
         known = given.qkv_features or given.in_features
         depth = head_depth(known or given.num_heads, given.num_heads, kv_heads)
         check_score(given.score)
-        recipe = places.recipe(given.positions)
+        recipe = position_recipes.recipe(given.positions)
         if known is not None:
             recipe.check(Sizes(given.num_heads, depth, depth))
         if given.value_features is not None and given.value_features % given.num_heads:

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._modules.places import GivenBias, PositionRecipe
-from attention_jax._modules.recipes import Given, ScoreRecipe
 from attention_jax.layers.head_arrays import (
     Arrays,
     Plan,
@@ -20,6 +18,8 @@ from attention_jax.layers.head_arrays import (
     prune_projections,
     prune_term,
 )
+from attention_jax.layers.position_recipes import GivenBias, PositionRecipe
+from attention_jax.layers.recipes import Given, ScoreRecipe
 from attention_jax.masks.mask import Mask
 
 PROJECTIONS = ("query", "key", "value", "out")

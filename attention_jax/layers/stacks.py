@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import check_width
-from attention_jax._modules.caches import check_batch
-from attention_jax._modules.policy import Remat, checkpoint_policy
-from attention_jax._modules.recipes import AnyScore
-from attention_jax._modules.shield import shielded
+from attention_jax.layers.arguments import check_width
 from attention_jax.layers.body import arguments_of, settings
+from attention_jax.layers.caches import check_batch
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.decoder_layer import TransformerDecoderLayer, check_cross_attention
 from attention_jax.layers.encoder_layer import TransformerEncoderLayer
+from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.recipes import AnyScore
+from attention_jax.layers.remat import Remat, checkpoint_policy
 from attention_jax.layers.transformer_layer import TransformerSettings
 from attention_jax.softmax import Stats
 

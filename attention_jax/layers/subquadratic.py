@@ -17,16 +17,16 @@ from jaxtyping import Float
 from attention_jax import masks, subquadratic
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import precision_of_products
-from attention_jax._modules import places
-from attention_jax._modules.arguments import AnyBias, AnyMask, QueryInputs, combine
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import drawn
-from attention_jax._modules.shield import loud
 from attention_jax.kernels.request import Result
+from attention_jax.layers import position_recipes
+from attention_jax.layers.arguments import AnyBias, AnyMask, QueryInputs, combine
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
+from attention_jax.layers.nonfinite import loud
 from attention_jax.layers.projected_attention import finite
+from attention_jax.layers.recipes import drawn
+from attention_jax.layers.training import Flag
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic import LinearState
 from attention_jax.subquadratic.features import Features, as_feature_map
@@ -49,7 +49,7 @@ class FamilyAttention(MultiHeadAttention):
             if value := getattr(given, option):
                 raise ValueError(f"{name} has no {option}, got {option}={value!r}")
         super()._check(given)
-        if places.recipe(given.positions).adds_bias:
+        if position_recipes.recipe(given.positions).adds_bias:
             raise ValueError(
                 f"{name} has no scores to add a bias to: positions may rotate queries and keys, as "
                 "rotary() does, or be added to the inputs"

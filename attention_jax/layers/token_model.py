@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import AnyMask, embeddable, vocabulary
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.places import AnyPositions
-from attention_jax._modules.policy import Remat, checkpoint_policy
-from attention_jax._modules.recipes import KERNEL_INIT, Initializer
+from attention_jax.layers.arguments import AnyMask, embeddable, vocabulary
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.dropout import Dropout
 from attention_jax.layers.embedding import AbsolutePositions, absolute
+from attention_jax.layers.position_recipes import AnyPositions
+from attention_jax.layers.recipes import KERNEL_INIT, Initializer
+from attention_jax.layers.remat import Remat, checkpoint_policy
+from attention_jax.layers.training import Flag
 from attention_jax.layers.transformer_layer import TransformerSettings
 
 

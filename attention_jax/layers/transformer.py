@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import (
+from attention_jax.layers.arguments import (
     AnyMask,
     Features,
     Memory,
@@ -19,15 +19,15 @@ from attention_jax._modules.arguments import (
     token_mask,
     vocabulary,
 )
-from attention_jax._modules.caches import check_batch, first_cache, memory_shape
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.recipes import AnyScore
 from attention_jax.layers.body import arguments_of, settings
+from attention_jax.layers.caches import check_batch, first_cache, memory_shape
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.decoder_layer import check_cross_attention
 from attention_jax.layers.embedding import check_length
+from attention_jax.layers.recipes import AnyScore
 from attention_jax.layers.stacks import TransformerDecoder, TransformerEncoder
 from attention_jax.layers.token_model import TokenModel
+from attention_jax.layers.training import Flag
 from attention_jax.softmax import Stats
 
 

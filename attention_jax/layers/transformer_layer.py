@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.arguments import AnyMask, cast, check_choice
-from attention_jax._modules.flags import Flag
-from attention_jax._modules.places import AnyPositions
-from attention_jax._modules.recipes import BIAS_INIT, AnyScore, Initializer
-from attention_jax._modules.shield import shielded
 from attention_jax.cache import KVCache
+from attention_jax.layers.arguments import AnyMask, cast, check_choice
 from attention_jax.layers.body import LinearSettings, setting_names, settings
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.dropout import Dropout
 from attention_jax.layers.feed_forward import Activation, FeedForward
+from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.position_recipes import AnyPositions
+from attention_jax.layers.recipes import BIAS_INIT, AnyScore, Initializer
+from attention_jax.layers.training import Flag
 
 Extra = TypeVar("Extra")
 

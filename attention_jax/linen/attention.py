@@ -3,9 +3,9 @@
 import flax.linen as nn
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.caches import unpadded
 from attention_jax.cache import KVCache
 from attention_jax.layers import additive, attention, graph, mean, pooling
+from attention_jax.layers.caches import unpadded
 from attention_jax.linen.layer import AttentionLayer, Layer
 
 _CACHE = {

@@ -6,11 +6,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from attention_jax._core.axes import Array
 from attention_jax._core.compiled import compiled
-from attention_jax._modules import generation
-from attention_jax._modules.generation import Draw, Task
-from attention_jax.layers import decoding
+from attention_jax.layers import decoding, generation
 from attention_jax.layers.decoding import Decoder
 from attention_jax.layers.flavours import for_flavour
+from attention_jax.layers.generation import Draw, Task
 from attention_jax.linen.transformer import Transformer, TransformerLM
 
 Model = Transformer | TransformerLM

@@ -7,9 +7,9 @@ import flax.linen as nn
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Key, Query, Value
-from attention_jax._modules.arguments import AnyBias, AnyMask
-from attention_jax._modules.recipes import ScoreRecipe
 from attention_jax.layers import interop
+from attention_jax.layers.arguments import AnyBias, AnyMask
+from attention_jax.layers.recipes import ScoreRecipe
 from attention_jax.scores import Score
 
 

@@ -9,10 +9,10 @@ import flax.linen as nn
 import jax
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.fused import Projected
 from attention_jax.layers import body
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
+from attention_jax.layers.fused_projections import Projected
 from attention_jax.linen.norm import LayerNorm
 from attention_jax.linen.projection import Projection
 from attention_jax.linen.randomness import dropout_key

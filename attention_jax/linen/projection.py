@@ -11,8 +11,8 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.fused import Projected
-from attention_jax._modules.recipes import BIAS_INIT, KERNEL_INIT, Initializer
+from attention_jax.layers.fused_projections import Projected
+from attention_jax.layers.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 
 Shape = tuple[int, ...]
 

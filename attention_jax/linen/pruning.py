@@ -9,14 +9,13 @@ import jax
 import numpy as np
 from flax.core import meta
 
-from attention_jax._modules import places, recipes
-from attention_jax._modules.arguments import as_mask
-from attention_jax._modules.recipes import Given
-from attention_jax.layers import pruning
+from attention_jax.layers import position_recipes, pruning, recipes
+from attention_jax.layers.arguments import as_mask
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.flavours import for_flavour
 from attention_jax.layers.head_arrays import check_linear
 from attention_jax.layers.pruning import PROJECTIONS, Attention, Heads, Model, layers_of, together
+from attention_jax.layers.recipes import Given
 from attention_jax.linen.layer import Layer, Parts
 
 
@@ -86,7 +85,7 @@ def _read(module: nn.Module, params: Any, path: str, name: str) -> Attention:
         raise NotImplementedError(f"{path!r}: a score made by a function: give the score itself")
     own = _at(params, path.split("/") if path else [])
     check_linear(path, {part: own.get(part, {}) for part in PROJECTIONS})
-    score, positions = recipes.recipe(layer.score), places.recipe(layer.positions)
+    score, positions = recipes.recipe(layer.score), position_recipes.recipe(layer.positions)
     kernel, key = own["query"]["kernel"], own["key"]["kernel"]
     projections = {part: own[part] for part in PROJECTIONS}
     held = (own.get("score", {}), own.get("positions", {}))
@@ -121,7 +120,7 @@ def _settings(layer: Any, new: Attention) -> dict[str, Any]:
                 "the same heads in each, or build the model with scan_layers=False"
             )
     positions = layer.positions
-    if isinstance(new.positions, places.GivenBias):
+    if isinstance(new.positions, position_recipes.GivenBias):
         positions = new.positions.given.build(first.positions)
     return {
         "num_heads": new.num_heads,

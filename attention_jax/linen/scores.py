@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.term import Term
-from attention_jax._modules import places, recipes
-from attention_jax._modules.arguments import cast
-from attention_jax._modules.places import AnyPositions as AnyPositions
-from attention_jax._modules.recipes import KERNEL_INIT, Draw, Initializer, ScoreRecipe, Sizes
-from attention_jax._modules.recipes import AnyScore as AnyScore
-from attention_jax._modules.recipes import check_score as check_score
-from attention_jax._modules.recipes import is_factory as is_factory
 from attention_jax.kernels.request import Result
+from attention_jax.layers import position_recipes, recipes
+from attention_jax.layers.arguments import cast
+from attention_jax.layers.position_recipes import AnyPositions as AnyPositions
+from attention_jax.layers.recipes import KERNEL_INIT, Draw, Initializer, ScoreRecipe, Sizes
+from attention_jax.layers.recipes import AnyScore as AnyScore
+from attention_jax.layers.recipes import check_score as check_score
+from attention_jax.layers.recipes import is_factory as is_factory
 from attention_jax.scores import Score
 
 
@@ -122,11 +122,11 @@ class PositionParameters(Parameters):
 
     def __call__(self, sizes: Sizes) -> Term | None:
         """The bias with the present values of its parameters; None for nothing."""
-        recipe, sizes = places.recipe(self.positions), self._own(sizes)
+        recipe, sizes = position_recipes.recipe(self.positions), self._own(sizes)
         recipe.check(sizes)
         return recipe.bare().bias(self.values(recipe.parameters(sizes)), sizes.num_heads)
 
     @nn.nowrap
     def turn(self, x: Array, at: Any) -> Array:
         """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
-        return places.recipe(self.positions).turn(x, at)
+        return position_recipes.recipe(self.positions).turn(x, at)

@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from attention_jax._modules.policy import checkpoint_policy
+from attention_jax.layers.remat import checkpoint_policy
 
 Call = Callable[..., tuple[Any, Any]]
 

@@ -3,21 +3,21 @@
 Imported by name, `from attention_jax import nnx`: the library itself does not need Flax.
 """
 
-from attention_jax._modules.factories import additive as additive
-from attention_jax._modules.factories import concat as concat
-from attention_jax._modules.factories import cosine as cosine
-from attention_jax._modules.factories import dot as dot
-from attention_jax._modules.factories import general as general
-from attention_jax._modules.factories import scaled_dot as scaled_dot
-from attention_jax._modules.initial import small_init as small_init
-from attention_jax._modules.initial import xavier_init as xavier_init
-from attention_jax._modules.places import alibi as alibi
-from attention_jax._modules.places import relative_bias as relative_bias
-from attention_jax._modules.places import rotary as rotary
-from attention_jax._modules.places import shaw as shaw
-from attention_jax._modules.scales import entropy_scale as entropy_scale
-from attention_jax._modules.scales import learned_scale as learned_scale
-from attention_jax._modules.scales import log_length as log_length
+from attention_jax.layers.initializers import small_init as small_init
+from attention_jax.layers.initializers import xavier_init as xavier_init
+from attention_jax.layers.position_recipes import alibi as alibi
+from attention_jax.layers.position_recipes import relative_bias as relative_bias
+from attention_jax.layers.position_recipes import rotary as rotary
+from attention_jax.layers.position_recipes import shaw as shaw
+from attention_jax.layers.scale_recipes import entropy_scale as entropy_scale
+from attention_jax.layers.scale_recipes import learned_scale as learned_scale
+from attention_jax.layers.scale_recipes import log_length as log_length
+from attention_jax.layers.score_recipes import additive as additive
+from attention_jax.layers.score_recipes import concat as concat
+from attention_jax.layers.score_recipes import cosine as cosine
+from attention_jax.layers.score_recipes import dot as dot
+from attention_jax.layers.score_recipes import general as general
+from attention_jax.layers.score_recipes import scaled_dot as scaled_dot
 from attention_jax.nnx.attention import AdditiveAttention as AdditiveAttention
 from attention_jax.nnx.attention import AttentionPooling as AttentionPooling
 from attention_jax.nnx.attention import GraphAttention as GraphAttention

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.caches import unpadded
 from attention_jax.cache import KVCache
 from attention_jax.layers import additive, attention, graph, mean, pooling
 from attention_jax.layers.body import settings
+from attention_jax.layers.caches import unpadded
 from attention_jax.layers.construction import Construction
 from attention_jax.nnx.layer import DroppingLayer, Layer, module
 

@@ -8,9 +8,9 @@ from flax.nnx.nn import dtypes
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Key, Query, Value
-from attention_jax._modules.arguments import AnyBias, AnyMask
-from attention_jax._modules.recipes import ScoreRecipe
 from attention_jax.layers import interop
+from attention_jax.layers.arguments import AnyBias, AnyMask
+from attention_jax.layers.recipes import ScoreRecipe
 from attention_jax.scores import Score
 
 

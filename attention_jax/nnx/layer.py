@@ -13,11 +13,11 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
 from attention_jax._core.axes import Array
-from attention_jax._modules.fused import Projected
-from attention_jax._modules.recipes import Sizes
 from attention_jax.layers import body
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
+from attention_jax.layers.fused_projections import Projected
+from attention_jax.layers.recipes import Sizes
 from attention_jax.nnx.norm import LayerNorm
 from attention_jax.nnx.randomness import check_rngs, dropout_key, fork_stream
 from attention_jax.nnx.scores import Hash, PositionParameters, ScoreParameters

@@ -5,11 +5,11 @@ from typing import Any
 
 from flax import nnx
 
-from attention_jax._modules.places import GivenBias
 from attention_jax.layers import pruning
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.flavours import for_flavour
 from attention_jax.layers.head_arrays import check_linear
+from attention_jax.layers.position_recipes import GivenBias
 from attention_jax.layers.pruning import PROJECTIONS, Attention, Heads, Model, layers_of, together
 
 

@@ -9,11 +9,11 @@ from flax import nnx
 
 from attention_jax._core.axes import Array
 from attention_jax._core.term import Term
-from attention_jax._modules import places, recipes
-from attention_jax._modules.arguments import cast
-from attention_jax._modules.places import AnyPositions
-from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax.kernels.request import Result
+from attention_jax.layers import position_recipes, recipes
+from attention_jax.layers.arguments import cast
+from attention_jax.layers.position_recipes import AnyPositions
+from attention_jax.layers.recipes import Draw, ScoreRecipe, Sizes
 from attention_jax.scores import Score
 
 ScoreFactory = Callable[[int, int, nnx.Rngs], Score]
@@ -99,7 +99,7 @@ class PositionParameters(Parameters):
     def __init__(
         self, given: AnyPositions, sizes: Sizes, *, dtype: Any = None, rngs: nnx.Rngs
     ) -> None:
-        recipe = places.recipe(given)
+        recipe = position_recipes.recipe(given)
         recipe.check(sizes)
         self.recipe = recipe.bare()
         self._draw(recipe.parameters(sizes), dtype, rngs)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax._modules.policy import checkpoint_policy
+from attention_jax.layers.remat import checkpoint_policy
 
 Call = Callable[..., tuple[Any, Any]]
 

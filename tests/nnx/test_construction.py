@@ -8,8 +8,8 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import nnx as modules
-from attention_jax._modules import recipes
-from attention_jax._modules.arguments import check_activation, check_implementation
+from attention_jax.layers import recipes
+from attention_jax.layers.arguments import check_activation, check_implementation
 from attention_jax.nnx import (
     AdditiveAttention,
     MultiHeadAttention,

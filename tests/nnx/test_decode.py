@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax._modules import generation, walk
+from attention_jax.layers import generation, sampling
 from attention_jax.nnx import (
     Transformer,
     TransformerLM,
@@ -110,7 +110,7 @@ def test_after_the_end_stands_padding(count):
 def test_it_stops_as_soon_as_all_have_ended(monkeypatch):
     model = _ends_after(2)
     bodies = []
-    loop = walk.jax.lax.while_loop
+    loop = sampling.jax.lax.while_loop
 
     def counting(go_on, body, start):
         carry = start
@@ -119,7 +119,7 @@ def test_it_stops_as_soon_as_all_have_ended(monkeypatch):
             carry = body(carry)
         return carry
 
-    monkeypatch.setattr(walk.jax.lax, "while_loop", counting)
+    monkeypatch.setattr(sampling.jax.lax, "while_loop", counting)
     with jax.disable_jit():
         greedy_decode(model, SOURCE, bos=BOS, eos=EOS, max_length=50)
     assert len(bodies) == 5, "2 tokens and 2 more in the slowest sentence, and its end"
@@ -238,15 +238,15 @@ def test_sampling_draws_from_what_is_left():
         ((1.0, 4, 0.01), 1),
         ((1.0, 9, 1.0), 5),
     ):
-        left = walk.shortlist(logits, *options)
+        left = sampling.shortlist(logits, *options)
         assert int(jnp.sum(left > -jnp.inf)) == kept, options
-    hot = walk.shortlist(logits, 2.0, None, None)
+    hot = sampling.shortlist(logits, 2.0, None, None)
     np.testing.assert_allclose(hot, logits / 2, rtol=1e-6)
     model, prompt = _language(), np.tile([[1, 3]], (500, 1))
     call = {"max_length": 1, "top_k": 3, "temperature": 0.7}
     drawn = sample_decode(model, prompt, jax.random.key(0), **call)
     np.testing.assert_array_equal(drawn, sample_decode(model, prompt, jax.random.key(0), **call))
-    left = walk.shortlist(_run(model, prompt[:1])[0, -1], 0.7, 3, None)
+    left = sampling.shortlist(_run(model, prompt[:1])[0, -1], 0.7, 3, None)
     p = np.asarray(jax.nn.softmax(left))
     share = np.bincount(np.asarray(drawn)[:, 0], minlength=5) / 500
     assert np.all(np.abs(share - p) <= 4 * np.sqrt(p * (1 - p) / 500)), (share, p)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax._modules.arguments import real_places
+from attention_jax.layers.arguments import real_places
 from attention_jax.nnx import MultiHeadAttention, Transformer, TransformerEncoderLayer
 
 pytestmark = pytest.mark.thorough

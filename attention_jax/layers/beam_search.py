@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF
-from attention_jax._modules.walk import Step, is_end
+from attention_jax.layers.sampling import Step, is_end
 
 
 class Beams(NamedTuple):

@@ -17,7 +17,7 @@ from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
-from attention_jax._modules.recipes import Draw, Given, ScoreRecipe, Sizes
+from attention_jax.layers.recipes import Draw, Given, ScoreRecipe, Sizes
 
 # What `positions=` takes; what else is given gets an error of ours.
 AnyPositions = Annotated[Any, "PositionRecipe | Term | str | None"]

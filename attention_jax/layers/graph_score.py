@@ -10,8 +10,8 @@ import numpy as np
 from attention_jax import masks, scores
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
-from attention_jax._modules.arguments import AnyMask, as_mask
-from attention_jax._modules.recipes import Draw, ScoreRecipe, Sizes, drawn
+from attention_jax.layers.arguments import AnyMask, as_mask
+from attention_jax.layers.recipes import Draw, ScoreRecipe, Sizes, drawn
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
 

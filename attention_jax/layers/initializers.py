@@ -9,7 +9,7 @@ import math
 import jax
 
 from attention_jax._core.checks import check_count
-from attention_jax._modules.recipes import Initializer
+from attention_jax.layers.recipes import Initializer
 
 
 def xavier_init() -> Initializer:

@@ -19,8 +19,8 @@ from attention_jax import scores
 from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.term import Term
-from attention_jax._modules.arguments import check_activation
 from attention_jax.kernels.request import Result
+from attention_jax.layers.arguments import check_activation
 from attention_jax.scores import Score
 
 # What `score=` takes; what else is given gets an error of ours.

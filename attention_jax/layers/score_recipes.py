@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._modules import recipes
-from attention_jax._modules.recipes import ScoreRecipe
+from attention_jax.layers import recipes
+from attention_jax.layers.recipes import ScoreRecipe
 
 
 def dot() -> ScoreRecipe:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attention_jax._core.checks import check_dtype, check_precision, check_rate
-from attention_jax._modules.arguments import as_mask, check_activation, check_implementation
+from attention_jax.layers.arguments import as_mask, check_activation, check_implementation
 from attention_jax.masks.block_map import block_pair
 from attention_jax.plan import check_names
 

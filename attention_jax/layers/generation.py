@@ -16,16 +16,16 @@ from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.record import static
-from attention_jax._modules import beam
-from attention_jax._modules.arguments import (
+from attention_jax.layers import beam_search
+from attention_jax.layers.arguments import (
     AnyMask,
     check_tokens,
     is_integer,
     token_ids,
     token_mask,
 )
-from attention_jax._modules.caches import each_cache, with_beams
-from attention_jax._modules.walk import Step, likeliest, sampler, walk
+from attention_jax.layers.caches import each_cache, with_beams
+from attention_jax.layers.sampling import Step, likeliest, sampler, walk
 from attention_jax.masks import Mask
 
 Ask = Callable[..., Any]
@@ -206,7 +206,7 @@ def beams(ask: Ask, task: Task, num_beams: int, length_penalty: Array) -> tuple[
     def move(state: Any, order: Array) -> Any:
         return each_cache(lambda cache: cache.reorder(order, axis=0), state)
 
-    return beam.search(
+    return beam_search.search(
         step,
         jnp.broadcast_to(first, (num_beams, *first.shape)),
         each_cache(lambda cache: with_beams(cache, num_beams), begun),

@@ -19,8 +19,9 @@ from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_count
 from attention_jax._core.record import pytree
 from attention_jax._core.term import check_per_head, head_axis
-from attention_jax._modules.arguments import check_choice
-from attention_jax._modules.recipes import (
+from attention_jax.kernels.request import Result
+from attention_jax.layers.arguments import check_choice
+from attention_jax.layers.recipes import (
     Dot,
     Draw,
     ScoreRecipe,
@@ -29,7 +30,6 @@ from attention_jax._modules.recipes import (
     positive_inverse,
     recipe,
 )
-from attention_jax.kernels.request import Result
 from attention_jax.scores import Score
 from attention_jax.scores.modifiers import Modified
 
