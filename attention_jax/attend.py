@@ -25,6 +25,7 @@ from attention_jax._core.checks import (
     as_array,
     check_inputs,
     check_key,
+    check_known,
     check_positions,
     check_precision,
     check_rate,
@@ -243,6 +244,8 @@ def explain(
             block_size=block_size,
             precision=precision,
         )
+        layout = request.layout
+        check_known("explain", **{"*B": sum(layout.batch)}, T=layout.T, S=layout.S)
         plans.append(explained(request, implementation))
 
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(parts)):

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
-from attention_jax._core.checks import as_array, check_inputs
+from attention_jax._core.checks import as_array, check_inputs, check_known
 from attention_jax._core.record import pytree
 from attention_jax._core.term import ArrayBias, Sides, Term
 from attention_jax.attend import Implementation, attend
@@ -73,6 +73,7 @@ def axial_attention(
         Ho et al. 2019, "Axial Attention in Multidimensional Transformers", arXiv:1912.12180, §3.
     """
     layout = check_inputs(query, key, value)
+    check_known("axial_attention", T=layout.T, S=layout.S)
     sizes, at = check_grid(shape, axis)
     cells = math.prod(sizes)
     if (layout.T, layout.S) != (cells, cells):

@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from attention_jax._core.checks import as_array, check_count, check_dtype, check_floating
+from attention_jax._core.axes import Batch, Shape
+from attention_jax._core.checks import (
+    as_array,
+    check_count,
+    check_dtype,
+    check_floating,
+    check_size,
+)
 from attention_jax._core.record import Record, pytree, static
 from attention_jax.masks.buffer import Latest, Written
 from attention_jax.masks.mask import Mask
@@ -84,7 +91,7 @@ class KVCache(Record):
     @classmethod
     def init(
         cls,
-        batch: int | tuple[int, ...],
+        batch: Batch,
         length: int,
         heads: int,
         depth: int,
@@ -114,7 +121,7 @@ class KVCache(Record):
             ValueError: If a size is out of range.
         """
         axes = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        axes = tuple(check_count("batch", axis) for axis in axes)
+        axes = tuple(check_size("batch", axis) for axis in axes)
         length = check_count("length", length, 1 if rolling else 0)
         heads, depth = check_count("heads", heads, 1), check_count("depth", depth)
         values = depth if value_depth is None else check_count("value_depth", value_depth)
@@ -130,7 +137,7 @@ class KVCache(Record):
         )
 
     @property
-    def batch(self) -> tuple[int, ...]:
+    def batch(self) -> Shape:
         """`*B`."""
         return tuple(self.key.shape[:-3])
 

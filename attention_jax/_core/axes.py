@@ -21,6 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 AnyArray = Array | np.ndarray
 Shape = tuple[Any, ...]  # ints, or symbolic sizes under `jax.export`
+Size = Annotated[Any, int]  # an int or a symbolic size
+Batch = Annotated[Any, int | Shape]  # `*B` as one size or a tuple
 
 # What users pass, in letters. Only documented here: `checks` asserts it, with an error made for the
 # reader, so no annotation may refuse it before.

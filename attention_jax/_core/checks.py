@@ -7,10 +7,11 @@ library's own functions must return.
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Layout
+from attention_jax._core.axes import Layout, Shape
 from attention_jax._core.numerics import is_concrete, precision_of_products
 
 
@@ -139,7 +140,7 @@ def _mismatch(arrays: dict[str, tuple[Any, str]]) -> str | None:
     return None
 
 
-def check_positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> None:
+def check_positions(name: str, positions: Any, batch: Shape, length: Any) -> None:
     """Positions are ints, `[length]` or `[*B, length]`."""
     as_array(name, positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
@@ -173,6 +174,18 @@ def check_rate(name: str, rate: Any) -> float:
     if not 0 <= rate < 1:
         raise ValueError(f"{name} must lie in [0, 1), got {rate}")
     return float(rate)
+
+
+def check_size(name: str, value: Any) -> Any:
+    """A size: a plain integer, at least 0, or a symbolic size of `jax.export`."""
+    return value if jax.export.is_symbolic_dim(value) else check_count(name, value)
+
+
+def check_known(name: str, **sizes: Any) -> None:
+    """A NotImplementedError where a size that the function `name` needs is symbolic."""
+    symbolic = [f"{x} = {n}" for x, n in sizes.items() if jax.export.is_symbolic_dim(n)]
+    if symbolic:
+        raise NotImplementedError(f"{name} needs known sizes, got symbolic {', '.join(symbolic)}")
 
 
 def check_count(name: str, value: Any, least: int = 0) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attention_jax._core.axes import AnyArray, Array, BiasLike, KeyPositions, QueryPositions
-from attention_jax._core.checks import as_array, check_floating, check_inputs
+from attention_jax._core.checks import as_array, check_floating, check_inputs, check_known
 from attention_jax._core.compiled import compiled
 from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.mapping import map_leading
@@ -133,6 +133,7 @@ def attention_divergence(  # noqa: D417
             "teacher and student must share batch axes and lengths: the teacher has [*B, T, S] = "
             f"{[*theirs.batch, theirs.T, theirs.S]}, the student {[*ours.batch, ours.T, ours.S]}"
         )
+    check_known("attention_divergence", T=ours.T, S=ours.S)
     heads, share = shares(head_map, ours.N, theirs.N)
     if not teacher_gradient:
         requests[0] = jax.lax.stop_gradient(requests[0])

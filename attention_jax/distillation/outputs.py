@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.numerics import is_concrete, matmul, stats_dtype, widen
 from attention_jax.distillation.divergence import attention_divergence
@@ -230,7 +230,7 @@ def _split_anew(name: str, x: Any, heads: int | None) -> Any:
     return x.reshape(*x.shape[:-2], heads, width // heads)
 
 
-def _rows_where(where: Any, shape: tuple[int, ...]) -> Array:
+def _rows_where(where: Any, shape: Shape) -> Array:
     if as_array("where", where).dtype != np.bool_:
         raise TypeError(f"where must be boolean, got dtype {np.dtype(where.dtype).name}")
     return jnp.broadcast_to(jnp.asarray(where), shape)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from attention_jax import masks
-from attention_jax._core.axes import AnyArray, BiasLike, MaskLike
+from attention_jax._core.axes import AnyArray, BiasLike, MaskLike, Shape
 from attention_jax._core.checks import as_array, check_count, check_floating, fits_int32
 from attention_jax._core.numerics import is_concrete
 from attention_jax._core.term import Term
@@ -182,7 +182,7 @@ def _outside(ids: Any, vocab: int | None, real: Any = True) -> Any:
     return wrong.flat[0] if wrong.size else None
 
 
-def _visible(mask: AnyMask, shape: tuple[int, ...]) -> Any:
+def _visible(mask: AnyMask, shape: Shape) -> Any:
     """Which tokens `shape` some query may see under a concrete mask of keys."""
     if mask is None:
         return True
@@ -242,7 +242,7 @@ def combine(*given: AnyMask) -> Mask | None:
     return combined
 
 
-def token_mask(name: str, mask: AnyMask, shape: tuple[int, ...]) -> Mask | None:
+def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
     """The mask of keys that a mask of tokens stands for.
 
     Args:
@@ -270,7 +270,7 @@ def token_mask(name: str, mask: AnyMask, shape: tuple[int, ...]) -> Mask | None:
     )
 
 
-def real_places(mask: AnyMask, shape: tuple[int, ...]) -> Array | None:
+def real_places(mask: AnyMask, shape: Shape) -> Array | None:
     """Positions that count real tokens only, where a mask `[*B, T]` says which are real.
 
     Args:
@@ -291,11 +291,11 @@ def real_places(mask: AnyMask, shape: tuple[int, ...]) -> Array | None:
     return jnp.arange(real.shape[-1], dtype=jnp.int32).reshape(_row(real)) - before
 
 
-def _row(x: Array) -> tuple[int, ...]:
+def _row(x: Array) -> Shape:
     return (1,) * (x.ndim - 1) + x.shape[-1:]
 
 
-def standing(given: Any, mask: AnyMask, shape: tuple[int, ...]) -> Any:
+def standing(given: Any, mask: AnyMask, shape: Shape) -> Any:
     """Positions as given, or else as `real_places` has them; None for 0..T-1."""
     return real_places(mask, shape) if given is None else given
 

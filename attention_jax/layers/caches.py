@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax._core.record import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
@@ -56,7 +56,7 @@ def first_cache(cache: Any) -> KVCache:
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
 
 
-def memory_shape(cache: Any) -> tuple[int, ...]:
+def memory_shape(cache: Any) -> Shape:
     """`[*B, S]`, the shape of a mask of the memory's tokens, from a decoder's caches."""
     memory: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[1]
     layers = memory.index.ndim

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Float
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Batch
 from attention_jax.cache import KVCache
 from attention_jax.layers.arguments import AnyMask, Features, Memory, check_width
 from attention_jax.layers.body import settings
@@ -56,7 +56,7 @@ class TransformerEncoderLayer(TransformerLayer):
         return self._feed_forward(x, *flags)
 
     def new_cache(
-        self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None, rolling: bool = False
+        self, batch: Batch, length: int, *, dtype: Any = None, rolling: bool = False
     ) -> KVCache:
         """An empty cache for `with_cache`.
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attention_jax import masks
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Batch
 from attention_jax.layers import arguments
 from attention_jax.layers.arguments import (
     AnyMask,
@@ -93,7 +93,7 @@ class TransformerLM(TokenModel):
         return self.logits(self.decoder(x, mask, deterministic, query_positions=at, **random))
 
     def new_cache(
-        self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None, rolling: bool = False
+        self, batch: Batch, length: int, *, dtype: Any = None, rolling: bool = False
     ) -> Any:
         """Each layer's empty cache, for `with_cache`; it needs no variables.
 

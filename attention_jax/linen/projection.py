@@ -14,7 +14,7 @@ from attention_jax._core.axes import Array
 from attention_jax.layers.fused_projections import Projected
 from attention_jax.layers.recipes import BIAS_INIT, KERNEL_INIT, Initializer
 
-Shape = tuple[int, ...]
+Shape = tuple[Any, ...]
 
 
 class Projection(nn.Module, kw_only=True):

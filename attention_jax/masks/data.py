@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import AnyArray
+from attention_jax._core.axes import AnyArray, Shape
 from attention_jax._core.checks import as_array, fits_int32
 from attention_jax._core.numerics import arange
 from attention_jax._core.record import pytree, static
@@ -24,12 +24,12 @@ def _check_ids(name: str, ids: Any) -> None:
         raise TypeError(f"{name} must be integers, got dtype {np.dtype(ids.dtype).name}")
 
 
-def _limits(lengths: Any, size: Any) -> Any:
+def _limits(lengths: Any) -> Any:
     """Lengths `[*B]` as int32 `[*B, 1, 1]`."""
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
     lengths = xp.asarray(lengths)
     if lengths.dtype.itemsize > 2:  # beyond 32 bits is beyond every index
-        lengths = xp.clip(lengths, 0, size)
+        lengths = xp.clip(lengths, 0, np.iinfo(np.int32).max)
     return lengths.astype(np.int32)[..., None, None]
 
 
@@ -54,11 +54,9 @@ class Padding(Mask):
 
     def _side(self, lengths: Any, size: Any) -> Any:
         """Flags by index; by position the lengths themselves, since positions are in the view."""
-        if not self.positional:
-            lengths = _limits(lengths, size)
-            return _row(arange(size), lengths) < lengths
-        lengths = _limits(lengths, np.iinfo(np.int32).max)
-        return lengths + _row(arange(size) * 0, lengths)
+        lengths = _limits(lengths)
+        index = _row(arange(size), lengths)
+        return lengths + 0 * index if self.positional else index < lengths
 
     def prepare(self, lengths: Lengths) -> Sides:
         """One entry for each key and, with `query_lengths`, for each query."""
@@ -213,7 +211,7 @@ class FromArray(Mask):
         return Verdict(high.sides.pair, low.sides.pair)
 
 
-def _check_one_reading(shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
+def _check_one_reading(shape: Shape, lead: Shape) -> None:
     """Raises where the first of three axes may be the batch or the heads, `lead = (B, N)`."""
     if len(shape) == 3 and len(lead) == 2 and shape[0] > 1 and lead[0] == lead[1] == shape[0]:
         raise ValueError(

@@ -13,12 +13,11 @@ import dataclasses
 from typing import Any, TypeGuard
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import AnyArray, Array
-from attention_jax._core.checks import check_count, check_positions
+from attention_jax._core.axes import AnyArray, Array, Size
+from attention_jax._core.checks import check_known, check_positions, check_size
 from attention_jax._core.numerics import arange
 from attention_jax._core.record import Record, pytree
 from attention_jax._core.term import Sides
@@ -94,8 +93,8 @@ class Mask(Record):
 
     def to_array(
         self,
-        T: int,
-        S: int,
+        T: Size,
+        S: Size,
         *,
         query_positions: AnyArray | None = None,
         key_positions: AnyArray | None = None,
@@ -117,9 +116,9 @@ class Mask(Record):
         return jnp.broadcast_to(allowed, (*lead, T, S))
 
     def _view(
-        self, T: int, S: int, query_positions: Any = None, key_positions: Any = None
+        self, T: Size, S: Size, query_positions: Any = None, key_positions: Any = None
     ) -> tuple[View, Lengths]:
-        T, S = _length("T", T), _length("S", S)
+        T, S = check_size("T", T), check_size("S", S)
         lengths = Lengths(T, S, query_positions is None and key_positions is None)
         view = View(
             spread(self.prepare(lengths)),
@@ -131,8 +130,8 @@ class Mask(Record):
 
     def block_map(
         self,
-        T: int,
-        S: int,
+        T: Size,
+        S: Size,
         block_size: int | tuple[int, int],
         *,
         query_positions: AnyArray | None = None,
@@ -150,17 +149,15 @@ class Mask(Record):
         Returns:
             A `BlockMap`; its `kinds` are int8 `[..., nT, nS]`: 0 skipped, 1 partial, 2 full.
         """
+        check_known("block_map", T=T, S=S)
         view, lengths = self._view(T, S, query_positions, key_positions)
         return blocks.block_map(self, view, lengths, block_size)
 
-    def density(self, T: int, S: int) -> float:
+    def density(self, T: Size, S: Size) -> float:
         """The share of the `[T, S]` pairs that may attend; only partial blocks are looked into."""
+        check_known("density", T=T, S=S)
         view, lengths = self._view(T, S)
         return blocks.density(self, view, lengths)
-
-
-def _length(name: str, length: Any) -> Any:
-    return length if jax.export.is_symbolic_dim(length) else check_count(name, length)
 
 
 def _positions(name: str, positions: Any, length: Any) -> Any:

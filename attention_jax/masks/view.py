@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from attention_jax._core.axes import Shape, Size
 from attention_jax._core.term import Sides
 
 
@@ -43,10 +44,10 @@ class Lengths(NamedTuple):
     `lead` is `(*B, N)`, or empty where it is not known.
     """
 
-    T: int
-    S: int
+    T: Size
+    S: Size
     default_positions: bool = True
-    lead: tuple[int, ...] = ()
+    lead: Shape = ()
 
 
 def spread(sides: Sides) -> Sides:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -55,8 +56,7 @@ def additive_plane(
 ) -> Float[Array, "Tb Sb"]:
     """Sums `v_a f(x_a ⊕ y_a)` over the features; all three arguments get gradients."""
     constants = _RATIONAL.get(activation)
-    small = x.shape[0] * y.shape[0] < _SMALLEST_PLANE
-    if constants is None or x.dtype != jnp.float32 or small or x.size == 0:
+    if constants is None or x.dtype != jnp.float32 or not _is_large(x, y):
         return _direct(x, y, v, activation)
     rate, factor = constants
     far_x, far_y = (jnp.any(jnp.abs(z) * rate > _LIMIT, axis=1) for z in (x, y))
@@ -68,6 +68,12 @@ def additive_plane(
         return jnp.where(far, _direct(x, y, v, activation), plane)
 
     return jax.lax.cond(_any_far(jnp.any(far_x) | jnp.any(far_y)), mend, lambda: plane)
+
+
+def _is_large(x: Array, y: Array) -> bool:
+    """Whether the rational form pays; False for symbolic lengths."""
+    pairs = x.shape[0] * y.shape[0]
+    return not jax.export.is_symbolic_dim(pairs) and pairs >= _SMALLEST_PLANE and x.size > 0
 
 
 def _direct(x: Array, y: Array, v: Array, activation: Activation) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax._core.checks import as_array
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.problem import group
@@ -73,7 +73,7 @@ def scaled(query: Array, scale: Any) -> Array:
     return query * (factor if factor.ndim == 0 else factor[None, :, None, None])
 
 
-def projection(name: str, array: Any, letters: str, sizes: tuple[int, ...], heads: int) -> Array:
+def projection(name: str, array: Any, letters: str, sizes: Shape, heads: int) -> Array:
     """A parameter `[sizes]`, shared, or `[K, sizes]`, as `[1 or K, sizes]`.
 
     Args:

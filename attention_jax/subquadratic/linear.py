@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attention_jax._core.axes import Key, MaskLike, Query, Value
+from attention_jax._core.axes import Batch, Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
 from attention_jax._core.compiled import compiled
 from attention_jax._core.record import Record, pytree
@@ -62,7 +62,7 @@ class LinearState(Record):
     @classmethod
     def init(
         cls,
-        batch: int | tuple[int, ...],
+        batch: Batch,
         heads: int,
         features: int,
         depth: int,
@@ -77,7 +77,7 @@ class LinearState(Record):
             depth: V, depth of a value.
             dtype: dtype of the sums, float32 or float64.
         """
-        lead = (*((batch,) if isinstance(batch, int) else batch), heads)
+        lead = (*(batch if isinstance(batch, (tuple, list)) else (batch,)), heads)
         return cls(
             jnp.zeros((*lead, features, depth), dtype),
             jnp.zeros((*lead, features), dtype),

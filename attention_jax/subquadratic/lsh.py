@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attention_jax._core.axes import MaskLike, Query, Value
-from attention_jax._core.checks import as_array, check_count, check_inputs
+from attention_jax._core.axes import MaskLike, Query, Size, Value
+from attention_jax._core.checks import as_array, check_count, check_inputs, check_known
 from attention_jax._core.compiled import compiled
 from attention_jax._core.manual import vary_as
 from attention_jax._core.numerics import safe_normalize, widen
@@ -103,8 +103,9 @@ def lsh_attention(
     return _run(query, value, hash_key, mask, scale, *sizes, normalize_keys)
 
 
-def _factors(num_buckets: Any, length: int) -> tuple[int, ...]:
+def _factors(num_buckets: Any, length: Size) -> tuple[int, ...]:
     """The sizes of the hashes that form a bucket, 1 or even."""
+    check_known("lsh_attention", T=length)
     if num_buckets is None:
         bits = max(length // _BUCKET, 1).bit_length() - 1
         return (2**bits,) if bits < 5 else (2 ** (bits - bits // 2), 2 ** (bits // 2))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.checks import check_inputs
+from attention_jax._core.checks import check_inputs, check_known
 from attention_jax._core.manual import vary_as
 from attention_jax._core.numerics import stats_dtype
 from attention_jax.softmax import log_sum_exp
@@ -105,6 +105,7 @@ def as_given(name: str, query: Any, key: Any, value: Any, mask: Any) -> Problem:
     arrays.
     """
     layout = check_inputs(query, key, value)
+    check_known(name, T=layout.T, S=layout.S)
     if layout.H != layout.Hk:
         raise ValueError(f"query depth {layout.H} and key depth {layout.Hk} must match (H)")
     see = visibility(name, mask, layout)
