@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Batch
 from attention_jax._core.checks import as_array
 from attention_jax.cache import KVCache
 from attention_jax.layers import position_recipes
@@ -136,7 +136,7 @@ class ProjectedAttention(AttentionLayer):
         return (self.num_heads, depth), (kv_heads, depth), (kv_heads, value_depth)
 
     def new_cache(
-        self, batch: int | tuple[int, ...], length: int, *, dtype: Any = None, rolling: bool = False
+        self, batch: Batch, length: int, *, dtype: Any = None, rolling: bool = False
     ) -> KVCache:
         """An empty cache for this layer.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax import masks, subquadratic
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels.request import Result
 from attention_jax.layers import position_recipes
@@ -249,7 +249,7 @@ class MemoryCompressedAttention(FamilyAttention):
             return
         init, dtype = make.given.kernel_init, self.param_dtype
 
-        def draw(key: Array, shape: tuple[int, ...]) -> Array:
+        def draw(key: Array, shape: Shape) -> Array:
             flat = (shape[0] * shape[1], shape[2])  # with the fan of a matrix
             return drawn(init, key, flat, dtype).reshape(shape)
 

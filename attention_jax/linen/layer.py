@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax.layers import body
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
@@ -130,7 +130,7 @@ class LateParameter(nn.Module):
     draw: Callable[[Array, Any], Array]
 
     @nn.compact
-    def __call__(self, shape: tuple[int, ...]) -> Array:
+    def __call__(self, shape: Shape) -> Array:
         """The parameter."""
         return self.param(self.called, self.draw, shape)
 
