@@ -8,7 +8,7 @@ on with it).
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.core import stop  # all else is imported when signals are handled
 
@@ -49,7 +49,8 @@ def _main(arguments: list[str]) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before the process began
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
+    streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
+    for stream in streams:
         # A terminal may lack the characters of a name; a stop flushes nothing.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
@@ -81,6 +82,7 @@ def parse(arguments: Sequence[str]) -> "StudyOptions":
     """
     import contextlib
     import io
+    import warnings
 
     import tyro
 
@@ -92,7 +94,8 @@ def parse(arguments: Sequence[str]) -> "StudyOptions":
         check_arguments(arguments, STUDIES)
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fields that a preset fills, which are None here
             return tyro.extras.subcommand_cli_from_dict(
                 dict(STUDIES), prog=PROGRAM, description=DESCRIPTION, args=list(arguments)
             )

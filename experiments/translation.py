@@ -39,7 +39,7 @@ def grammar(
 def fresh(text: TextBatches, size: model.Size) -> model.Model:
     """Return an untrained Transformer with scaled dot products."""
     vocabularies = text.source.size, text.target.size
-    return model.build("scaled_dot", size, *vocabularies, seed=text.seed, vary="cross")
+    return model.build("scaled_dot", size, *vocabularies, seed=text.seed, score_in="cross")
 
 
 def task(

@@ -136,7 +136,7 @@ def normal(seed: int, *shapes: Sequence[int], dtype: Any = np.float32) -> tuple[
 def torch_attention(arguments: Arguments, *, causal: bool = False) -> Contestant | None:
     """PyTorch's fused attention on the CPU; None where PyTorch is not installed."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
 

@@ -133,10 +133,9 @@ def _prepared(
         return function(nnx.merge(graph, state), *arrays, **static)
 
     def jitted() -> Any:
-        whole = {} if where is None else {"out_shardings": NamedSharding(where, PartitionSpec())}
-        return jax.jit(
-            compute, compiler_options=compiler_options(fast_compile=fast_compile), **whole
-        )
+        whole = None if where is None else NamedSharding(where, PartitionSpec())
+        xla = compiler_options(fast_compile=fast_compile)
+        return jax.jit(compute, out_shardings=whole, compiler_options=xla)
 
     arguments = (state, *(arrays if where is None else mesh.place(where, tuple(arrays))))
     key = function, graph, tuple(sorted(static.items())), fast_compile

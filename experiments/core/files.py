@@ -33,7 +33,7 @@ def refusal(error: BaseException) -> str | None:
     """Return in words what the machine refuses by ``error``, None for a fault of the program."""
     if isinstance(error, BrokenPipeError):
         return "standard output was closed"
-    if isinstance(error, OSError) and error.errno in _REFUSALS:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in _REFUSALS:
         where = f": {short(error.filename)}" if error.filename is not None else ""
         return f"{os.strerror(error.errno)}{where}"
     text = " ".join(str(error).split())

@@ -42,6 +42,6 @@ def lock(path: Path) -> None:
 
 def unlock(path: Path) -> None:
     """Release the lock of `lock`."""
-    number = _locks.pop(path.resolve(), None)
+    number = _locks.pop(Path(os.path.realpath(path)), None)
     if number is not None:
         os.close(number)

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -100,7 +101,7 @@ def parse(text: str | None) -> dict[str, int]:
         >>> parse("data=4,model=2")
         {'data': 4, 'model': 2}
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in text.split(",") if text else ():
         axis, _, size = part.partition("=")
         if axis not in AXES or not re.fullmatch("[1-9][0-9]{0,8}", size):
@@ -156,7 +157,7 @@ def put(tree: Any, where: Any) -> Any:
     def one(leaf: Any, at: NamedSharding) -> jax.Array:
         if count() == 1 or not getattr(leaf, "is_fully_addressable", True):
             return jax.device_put(leaf, at)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(one(jax.random.key_data(leaf), at))
         return jax.make_array_from_callback(np.shape(leaf), at, lambda i: np.asarray(leaf[i]))
 
@@ -188,8 +189,9 @@ def _rows(leaf: Any, index: Any) -> np.ndarray:
 def of(tree: Any) -> Mesh | None:
     """Return the mesh that the arrays of a tree lie on, None where they lie on none."""
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
-            return leaf.sharding.mesh
+        found = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if isinstance(found, Mesh):
+            return found
     return None
 
 

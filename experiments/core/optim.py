@@ -67,9 +67,12 @@ class Recipe:
     @classmethod
     def short(cls, steps: int, learning_rate: float, *, observations: int, **more: Any) -> "Recipe":
         """Return the recipe of the studies' small models: they differ in what is given here."""
-        found = {"warmup": max(1, steps // 20), "checkpoint_every": max(100, steps // 5)}
-        found |= {"observe_every": max(1, steps // observations), **more}
-        return cls(steps, learning_rate, **found)
+        found: dict[str, Any] = {
+            "warmup": max(1, steps // 20),
+            "observe_every": max(1, steps // observations),
+            "checkpoint_every": max(100, steps // 5),
+        }
+        return cls(steps, learning_rate, **found | more)
 
     def compiled_part(self) -> "Recipe":
         """Return what a compiled step depends on: the recipe without what is in the state."""

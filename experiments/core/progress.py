@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -24,8 +25,7 @@ class _Terminal(Console):
     """A console that shows text as it stands: brackets are no markup, colons no emoji."""
 
     def __init__(self, *, quiet: bool) -> None:
-        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
-        super().__init__(quiet=quiet, **plain)
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet)
 
     def on_broken_pipe(self) -> None:
         """Raise an error again, which Rich would make a SystemExit without a message."""
@@ -91,7 +91,7 @@ class Progress:
 class Piece:
     """The running piece of work."""
 
-    def __init__(self, progress: Progress, task: int, name: str, total: int, done: int):
+    def __init__(self, progress: Progress, task: TaskID, name: str, total: int, done: int):
         self._progress, self._task, self._name, self._total = progress, task, name, total
         self._done = self._first = done
         self._begun = time.monotonic()

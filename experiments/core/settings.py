@@ -15,6 +15,7 @@ _LARGEST = 3.4e38  # of float32, which models compute in
 _MOST = 2**31 - 1  # of int32, which counts steps and sizes
 _MOST_SEEDS = 10_000
 PRESETS = ("quick", "default", "full")
+FROM_PRESET: Any = None  # the default of a field that the preset fills
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class StudyOptions:
     """Options that all studies share.
 
     A study subclasses this, adds its own fields and lists in ``preset_values`` what each preset
-    means. A field whose default is None is filled from the preset; a value given by the user
+    means. A field with the default FROM_PRESET is filled from there; a value given by the user
     always wins.
     """
 
@@ -31,7 +32,7 @@ class StudyOptions:
     preset: str = "default"
     """How long to take: quick (60 s on two cores), default (5 minutes) or full (three seeds, more
     steps)."""
-    seeds: int | None = None
+    seeds: int = FROM_PRESET
     """How many seeds to average over; one seed is labelled quick in the report."""
     resume: bool = False
     """Go on with the unfinished run in --out, to the same numbers as if it had not stopped."""

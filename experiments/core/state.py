@@ -90,7 +90,8 @@ def _step(
 
     before = state.params, state.rest, state.optimizer
     after = jax.tree.map(kept, (params, rest, moments), before)
-    done = State(*after, state.step + alive, state.seed, alive, scale)
+    params, rest, moments = after
+    done = State(params, rest, moments, state.step + alive, state.seed, alive, scale)
     return done, {"loss": value, "gradient_norm": norm, "alive": alive}
 
 

@@ -63,7 +63,7 @@ def build(
     target_vocab: int,
     *,
     seed: int,
-    vary: str,
+    score_in: str,
     kind: str = "transformer",
     location: str = "global",
 ) -> Model:
@@ -75,8 +75,8 @@ def build(
         source_vocab: number of source tokens, special ones included.
         target_vocab: number of target tokens.
         seed: of the parameters.
-        vary: "cross": self-attention is the scaled dot in all models; "all": self-attention has the
-            mechanism's score too (with ``none`` it stays the scaled dot).
+        score_in: "cross": self-attention is the scaled dot in all models; "all": self-attention has
+            the mechanism's score too (with ``none`` it stays the scaled dot).
         kind: "transformer" or "gru".
         location: of a GRU's attention, "global" or "local-p".
     """
@@ -85,7 +85,7 @@ def build(
         rest = {"location": location, "dropout": size.dropout}
         return Recurrent(mechanism, *sizes, rngs=nnx.Rngs(seed), **rest)
     cross: Any = {"cross_attention": "mean"} if mechanism == "none" else {"cross_score": mechanism}
-    itself = mechanism if vary == "all" and mechanism != "none" else "scaled_dot"
+    itself = mechanism if score_in == "all" and mechanism != "none" else "scaled_dot"
     return Transformer(
         size.layers,
         size.heads,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import PRESETS, StudyOptions
+from experiments.core.settings import FROM_PRESET, PRESETS, StudyOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -33,7 +33,7 @@ class Bench(StudyOptions):
 
     cases: tuple[str, ...] = ()
     """Names of the cases to measure; all of the preset when not given."""
-    rounds: int | None = None
+    rounds: int = FROM_PRESET
     """Interleaved rounds that each median is over; --seeds repeats them, and takes the median of
     those."""
 
@@ -101,7 +101,7 @@ def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
     if kernel in VENDORS.values() or kernel in _NARROW:
         return {"fault": _unlike_dense(kernel)}
     f = functools.partial(aj.attend, implementation=kernel)
-    spaces = {"scores": aj.scores, "masks": aj.masks} if thorough else {}
+    spaces: dict[str, Any] = {"scores": aj.scores, "masks": aj.masks} if thorough else {}
     with _unoptimised():
         try:
             aj.testing.check_attention(f, everything, **spaces)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
 from experiments.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,10 +24,9 @@ class Compare(StudyOptions):
     """How do no attention, dot, scaled dot and additive attention differ in translating?
 
     The same encoder-decoder is trained with each in its attention to the source; its self-attention
-    is the scaled dot product in all of them (--vary all changes that too). With --model gru it is
-    recurrent, as where additive attention was invented. BLEU, chrF, alignment
-    error, all by sentence length; loss, entropy of the attention, step time, memory of the compiled
-    step.
+    is the scaled dot product in all of them (--score-in all changes that too). With --model gru it
+    is recurrent, as where additive attention was invented. BLEU, chrF, alignment error, all by
+    sentence length; loss, entropy of the attention, step time, memory of the compiled step.
 
     Beside it: Bahdanau et al. 2014 (arXiv 1409.0473) Figure 2, Britz et al. 2017 (1703.03906),
     Luong et al. 2015 (1508.04025).
@@ -49,35 +48,35 @@ class Compare(StudyOptions):
     other score."""
     location: str = "global"
     """Where a gru looks: global, or local-p: near a position that it predicts."""
-    vary: str = "cross"
+    score_in: str = "cross"
     """cross: only the attention to the source differs; all: self-attention has the score too."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Sentences in a batch."""
     learning_rate: float = 5e-3
     """The highest learning rate, after the warm-up."""
-    layers: int | None = None
+    layers: int = FROM_PRESET
     """Layers of the encoder, and of the decoder."""
-    heads: int | None = None
+    heads: int = FROM_PRESET
     """Heads of each attention."""
-    features: int | None = None
+    features: int = FROM_PRESET
     """Width of the model, half that of its feed-forward part; a head has this over --heads."""
     dropout: float = 0.0
     """Dropout rate in training."""
-    train_size: int | None = None
+    train_size: int = FROM_PRESET
     """Training sentences to make or use at most."""
-    test_size: int | None = None
+    test_size: int = FROM_PRESET
     """Test sentences to make or use at most."""
     max_length: int = 80
     """Longest sentence to train on, in tokens; longer test sentences are cut."""
-    cover: float | None = None
+    keep_shortest: float = FROM_PRESET
     """Share of the training sentences to train on, the shortest ones."""
-    pieces: int | None = None
+    pieces: int = FROM_PRESET
     """Size of the sentencepiece vocabularies, for real text."""
-    shapes: int | None = None
+    shapes: int = FROM_PRESET
     """How many shapes of batch there are (1 to 4); each is compiled once."""
-    beyond: bool | None = None
+    test_longer: bool | None = None
     """Test on sentences longer than any trained on, too."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
@@ -85,27 +84,27 @@ class Compare(StudyOptions):
     study: ClassVar[str] = "compare"
     choices: ClassVar = {
         "model": ("transformer", "gru"), "location": ("global", "local-p"), "scores": SCORES,
-        "vary": ("cross", "all"),
+        "score_in": ("cross", "all"),
     }  # fmt: skip
     intervals: ClassVar = {
-        "max_length": "[4, inf)", "pieces": "[40, inf)", "cover": "(0, 1]", "dropout": "[0, 1)",
-        "shapes": "[1, 4]",
+        "max_length": "[4, inf)", "pieces": "[40, inf)", "keep_shortest": "(0, 1]",
+        "dropout": "[0, 1)", "shapes": "[1, 4]",
     }  # fmt: skip
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 180, "batch_size": 32, "layers": 1, "heads": 4, "features": 64,
-            "train_size": 4000, "test_size": 140, "pieces": 1000, "shapes": 1, "cover": 0.5,
-            "beyond": False,
+            "train_size": 4000, "test_size": 140, "pieces": 1000, "shapes": 1, "keep_shortest": 0.5,
+            "test_longer": False,
         },
         "default": {
             "seeds": 1, "steps": 900, "batch_size": 64, "layers": 1, "heads": 4, "features": 96,
-            "train_size": 20_000, "test_size": 280, "pieces": 4000, "shapes": 2, "cover": 1.0,
-            "beyond": True,
+            "train_size": 20_000, "test_size": 280, "pieces": 4000, "shapes": 2,
+            "keep_shortest": 1.0, "test_longer": True,
         },
         "full": {
             "seeds": 3, "steps": 4000, "batch_size": 64, "layers": 2, "heads": 4, "features": 128,
-            "train_size": 60_000, "test_size": 1400, "pieces": 8000, "shapes": 3, "cover": 1.0,
-            "beyond": True,
+            "train_size": 60_000, "test_size": 1400, "pieces": 8000, "shapes": 3,
+            "keep_shortest": 1.0, "test_longer": True,
         },
     }  # fmt: skip
 
@@ -119,8 +118,10 @@ class Compare(StudyOptions):
         super().check()
         if self.model == "transformer" and self.location != "global":
             raise UsageError(f"--location {self.location} needs --model gru")
-        if self.model == "gru" and self.vary != "cross":
-            raise UsageError(f"--vary {self.vary} needs --model transformer: a gru has no more")
+        if self.model == "gru" and self.score_in != "cross":
+            raise UsageError(
+                f"--score-in {self.score_in} needs --model transformer: a gru has no more"
+            )
         check_heads("--features", self.features, self.heads)
 
     def text(self) -> "TextSpec":
@@ -129,8 +130,8 @@ class Compare(StudyOptions):
 
         return TextSpec(
             self.data, self.languages, self.train_size, test_size=self.test_size,
-            pieces=self.pieces, max_length=self.max_length, keep_shortest=self.cover or 1.0,
-            test_longer=bool(self.beyond), batch_size=self.batch_size, shapes=self.shapes,
+            pieces=self.pieces, max_length=self.max_length, keep_shortest=self.keep_shortest,
+            test_longer=bool(self.test_longer), batch_size=self.batch_size, shapes=self.shapes,
         )  # fmt: skip
 
     def run(self) -> Path:
@@ -165,7 +166,7 @@ def _train(options: Compare, run: RunFolder, key: str, score: str, text: Any) ->
     begun, attends, width = time.monotonic(), score != "none", options.features
     size = seq2seq.Size(options.layers, options.heads, width, 2 * width, options.dropout)
     fresh = seq2seq.build(
-        score, size, text.source.size, text.target.size, seed=text.seed, vary=options.vary,
+        score, size, text.source.size, text.target.size, seed=text.seed, score_in=options.score_in,
         kind=options.model, location=options.location,
     )  # fmt: skip
     title, slack = f"{score}, seed {text.seed}", translation.SLACK

@@ -364,7 +364,7 @@ def _model_in_words(settings: report.Results) -> str:
             "Encoder and decoder are recurrent (GRU). Additive attention comes before the "
             f"decoder's step, as Bahdanau's, every other one after it, as Luong's{near}."
         )
-    if settings["vary"] == "cross":
+    if settings["score_in"] == "cross":
         return (
             "Self-attention is the scaled dot product in all of them: only the attention to the "
             "source differs."

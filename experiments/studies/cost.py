@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.report import blocks as report
 from experiments.report.published import rabe_staats
 
@@ -30,9 +30,9 @@ class Cost(StudyOptions):
     ours needs memory that grows with the length, not with its square.
     """
 
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] = FROM_PRESET
     """Lengths (T = S) to time; from the preset when not given."""
-    memory_lengths: tuple[int, ...] | None = None
+    memory_lengths: tuple[int, ...] = FROM_PRESET
     """Further lengths that are compiled for their memory but not run."""
     heads: int = 1
     """Query heads (N)."""
@@ -40,7 +40,7 @@ class Cost(StudyOptions):
     """Depth of a head (H)."""
     hidden: int = 64
     """Hidden width of the additive score (A)."""
-    rounds: int | None = None
+    rounds: int = FROM_PRESET
     """Interleaved rounds that each median is over."""
     run_limit: int = 2048
     """Forms whose temporaries exceed this many MiB are compiled, not run."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -34,21 +34,21 @@ class Distill(StudyOptions):
 
     ways: tuple[str, ...] = WAYS
     """What students learn from: none, logits, "logits and maps", sequences."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each student."""
-    teacher_steps: int | None = None
+    teacher_steps: int = FROM_PRESET
     """Training steps of the teacher."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Sentences in a batch."""
-    learning_rate: float | None = None
+    learning_rate: float = FROM_PRESET
     """The highest learning rate, after the warm-up."""
-    teacher_layers: int | None = None
+    teacher_layers: int = FROM_PRESET
     """Layers of the teacher's encoder, and of its decoder."""
-    teacher_features: int | None = None
+    teacher_features: int = FROM_PRESET
     """Width of the teacher."""
     layers: int = 1
     """Layers of the student's encoder, and of its decoder."""
-    features: int | None = None
+    features: int = FROM_PRESET
     """Width of the student."""
     heads: int = 4
     """Heads of each attention, of both."""
@@ -56,31 +56,31 @@ class Distill(StudyOptions):
     """Of the predictions, where logits are shown."""
     maps_weight: float = 1.0
     """The weight of the maps' divergence in the loss, where maps are shown."""
-    train_size: int | None = None
+    train_size: int = FROM_PRESET
     """Training sentences to make, the longer ones to be left out."""
-    test_size: int | None = None
+    test_size: int = FROM_PRESET
     """Test sentences to make, the longer ones to be left out."""
-    cover: float | None = None
+    keep_shortest: float = FROM_PRESET
     """Share of the sentences to keep at least, the shortest ones."""
 
     study: ClassVar[str] = "distill"
     choices: ClassVar = {"ways": WAYS}
-    intervals: ClassVar = {"temperature": "(0, inf)", "cover": "(0, 1]"}
+    intervals: ClassVar = {"temperature": "(0, inf)", "keep_shortest": "(0, 1]"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
             "seeds": 1, "steps": 200, "teacher_steps": 240, "batch_size": 32, "teacher_layers": 1,
             "teacher_features": 64, "features": 32, "train_size": 2000, "test_size": 200,
-            "cover": 0.3, "learning_rate": 1e-2,
+            "keep_shortest": 0.3, "learning_rate": 1e-2,
         },
         "default": {
             "seeds": 1, "steps": 500, "teacher_steps": 600, "batch_size": 64, "teacher_layers": 2,
             "teacher_features": 128, "features": 32, "train_size": 4000, "test_size": 200,
-            "cover": 0.5, "learning_rate": 5e-3,
+            "keep_shortest": 0.5, "learning_rate": 5e-3,
         },
         "full": {
             "seeds": 3, "steps": 3000, "teacher_steps": 3000, "batch_size": 64, "teacher_layers": 2,
             "teacher_features": 128, "features": 32, "train_size": 20_000, "test_size": 600,
-            "cover": 0.5, "learning_rate": 5e-3,
+            "keep_shortest": 0.5, "learning_rate": 5e-3,
         },
     }  # fmt: skip
 
@@ -135,7 +135,7 @@ class _School:
         options = self.options
         return translation.grammar(
             self.seed, batch_size=options.batch_size, train_size=options.train_size,
-            test_size=options.test_size, keep_shortest=options.cover,
+            test_size=options.test_size, keep_shortest=options.keep_shortest,
         )  # fmt: skip
 
     @functools.cached_property

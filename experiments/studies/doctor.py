@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -37,7 +37,7 @@ class Doctor(StudyOptions):
 
     preset: str = "default"
     """How much of the run to examine: quick (its first seed), default (ten seeds) or full (all)."""
-    seeds: int | None = None
+    seeds: int = FROM_PRESET
     """How many of the run's seeds to examine, the first ones."""
 
     study: ClassVar[str] = "doctor"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
 from experiments.report import blocks as report
 
 SCORES = ("dot", "scaled_dot", "additive", "general", "concat", "cosine")
@@ -35,11 +35,11 @@ class Lm(StudyOptions):
     a document in each line, or hf:NAME[:CONFIG][@REVISION]."""
     scores: tuple[str, ...] = ("scaled_dot", "additive")
     """Scores of the self-attention: dot, scaled_dot, additive, general, concat, cosine."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Rows in a batch, a multiple of the mesh's data axis."""
-    length: int | None = None
+    length: int = FROM_PRESET
     """Tokens in a row (T)."""
     learning_rate: float = 3e-3
     """The highest learning rate, after the warm-up."""
@@ -55,17 +55,17 @@ class Lm(StudyOptions):
     """Share of each target's probability that is spread over the vocabulary."""
     precision: str = "float32"
     """float32, bfloat16 or float16; parameters are float32 in all."""
-    layers: int | None = None
+    layers: int = FROM_PRESET
     """Layers of the model."""
     heads: int = 4
     """Heads of each attention."""
-    features: int | None = None
+    features: int = FROM_PRESET
     """Width of the model, a quarter of that of its feed-forward part."""
     dropout: float = 0.0
     """Dropout rate in training."""
-    train_size: int | None = None
+    train_size: int = FROM_PRESET
     """Training documents to make or use at most."""
-    pieces: int | None = None
+    pieces: int = FROM_PRESET
     """Size of the sentencepiece vocabulary, for real text."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""

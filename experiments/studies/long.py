@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.errors import UsageError
 
 # As experiments.families.MAKERS and experiments.data.tasks.TASKS, which would load JAX.
@@ -39,9 +39,9 @@ class Long(StudyOptions):
 
     names: tuple[str, ...] = NAMES
     """Patterns and families to time; full is the one the others are compared with."""
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] = FROM_PRESET
     """Lengths (T = S) to time."""
-    passes: tuple[str, ...] | None = None
+    passes: tuple[str, ...] = FROM_PRESET
     """forward, gradient (forward and backward)."""
     reach: int = 256
     """About how many keys a query looks at: window, rank, four blocks."""
@@ -49,17 +49,17 @@ class Long(StudyOptions):
     """Query heads (N) in timing."""
     depth: int = 64
     """Depth of a head (H) in timing."""
-    rounds: int | None = None
+    rounds: int = FROM_PRESET
     """Interleaved rounds that each median is over."""
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] = FROM_PRESET
     """Tasks to train on: recall, max, listops, copy, reverse, sort."""
-    trained: tuple[str, ...] | None = None
+    trained: tuple[str, ...] = FROM_PRESET
     """Patterns and families to train."""
-    places: int | None = None
+    places: int = FROM_PRESET
     """Places of a problem with its answers; a query then looks at about a quarter of them."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Problems in a batch."""
     learning_rate: float = 3e-3
     """The highest learning rate, after the warm-up."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -40,15 +40,15 @@ class Positions(StudyOptions):
 
     schemes: tuple[str, ...] = SCHEMES
     """Position schemes."""
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] = FROM_PRESET
     """max, copy, reverse, sort."""
     length: int = 16
     """The longest list trained on."""
-    ratios: tuple[int, ...] | None = None
+    ratios: tuple[int, ...] = FROM_PRESET
     """Test lengths over the trained one; 1 is always among them."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Problems in a batch, a multiple of 4: they have four lengths."""
     learning_rate: float = 3e-3
     """The highest learning rate, after the warm-up."""

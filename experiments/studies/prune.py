@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
 from experiments.report import blocks as report
 
 PARTS = ("self", "cross")
@@ -32,25 +32,25 @@ class Prune(StudyOptions):
     source bears it least.
     """
 
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of the model."""
-    batch_size: int | None = None
+    batch_size: int = FROM_PRESET
     """Sentences in a batch."""
     learning_rate: float = 5e-3
     """The highest learning rate, after the warm-up."""
-    layers: int | None = None
+    layers: int = FROM_PRESET
     """Layers of the encoder, and of the decoder."""
-    heads: int | None = None
+    heads: int = FROM_PRESET
     """Heads of each attention, two or more."""
-    features: int | None = None
+    features: int = FROM_PRESET
     """Width of the model, half that of its feed-forward part; a head has this over --heads."""
-    train_size: int | None = None
+    train_size: int = FROM_PRESET
     """Training sentences to make."""
-    test_size: int | None = None
+    test_size: int = FROM_PRESET
     """Test sentences to make; the longer half is left out."""
-    points: int | None = None
+    points: int = FROM_PRESET
     """Numbers of removed heads to measure at, beside none."""
-    draws: int | None = None
+    draws: int = FROM_PRESET
     """Random orders of each seed."""
 
     study: ClassVar[str] = "prune"

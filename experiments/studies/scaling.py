@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.report import blocks as report
 from experiments.report.published import UNTRAINED, VASWANI
 
@@ -35,9 +35,9 @@ class Scaling(StudyOptions):
 
     depths: tuple[int, ...] = (4, 16, 64, 256, 1024)
     """Depths of the table without training."""
-    train_depths: tuple[int, ...] | None = None
+    train_depths: tuple[int, ...] = FROM_PRESET
     """Depths to train at."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
     batch_size: int = 32
     """Problems in a batch."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.report import blocks as report
 
 # What each form is told; the last three are the second with one thing changed.
@@ -34,11 +34,11 @@ class Stability(StudyOptions):
     a norm or a cap bounds the logits; without a scale the softmax is saturated from the start.
     """
 
-    learning_rates: tuple[float, ...] | None = None
+    learning_rates: tuple[float, ...] = FROM_PRESET
     """The highest learning rate of each training, after the warm-up."""
     forms: tuple[str, ...] = FORMS
     """Of "no scale", "1/√d", "clipping", "QK norm", "soft cap"."""
-    steps: int | None = None
+    steps: int = FROM_PRESET
     """Training steps of each model."""
     batch_size: int = 32
     """Problems in a batch."""

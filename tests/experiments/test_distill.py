@@ -43,7 +43,7 @@ def test_a_batch_is_retold_in_the_teachers_words():
 @pytest.mark.thorough
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     sizes = {"layers": 1, "heads": 2, "features": 8, "mlp_features": 8}
-    vary = {"vary": "cross", "source_vocab": 12, "target_vocab": 11}
+    vary = {"score_in": "cross", "source_vocab": 12, "target_vocab": 11}
     teacher = seq2seq.build("scaled_dot", seq2seq.Size(**sizes), seed=0, **vary)
     batch = made().arrays
     batch["teacher"] = distilling.shown(teacher, batch)

@@ -23,7 +23,7 @@ TARGET = RNG.integers(4, 12, (2, 5)).astype(np.int32)
 def model(mechanism, location="global", heads=1):
     size = Size(2, heads, 8, 16)
     return build(
-        mechanism, size, 11, 12, seed=0, vary="cross", kind="gru", location=location
+        mechanism, size, 11, 12, seed=0, score_in="cross", kind="gru", location=location
     )  # fmt: skip
 
 
@@ -92,4 +92,4 @@ def test_the_study_takes_it(tmp_path, capsys):
     assert "near a predicted position" in (folder / "report.html").read_text()
     assert main(["compare", "--location", "local-p"]) == 2
     assert "--location local-p needs --model gru" in capsys.readouterr().err
-    assert main(["compare", "--model", "gru", "--vary", "all"]) == 2
+    assert main(["compare", "--model", "gru", "--score-in", "all"]) == 2

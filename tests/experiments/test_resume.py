@@ -127,7 +127,7 @@ def test_cells_without_a_record_are_not_taken_up(run, capsys):
         (["--scores", "none", "dot", "scaled_dot", "additive"], "--scores dot additive, not none"),
         (["--data", "grammar"], "--data"),
         (["--seeds", "3"], "--seeds 1, not 3"),
-        (["--beyond", "True"], "--beyond False, not True"),
+        (["--test-longer", "True"], "--test-longer False, not True"),
     ],
 )
 def test_an_option_that_is_given_is_compared_also_where_it_is_the_default(
@@ -172,7 +172,7 @@ def test_a_damaged_record_is_refused_and_nothing_is_deleted(run, capsys, file, d
 @pytest.mark.parametrize(
     ("name", "value"),
     [("steps", "four"), ("steps", -1), ("steps", [4]), ("scores", "dot"), ("scores", [1]),
-     ("seeds", 1.5), ("learning_rate", None), ("preset", "fast"), ("beyond", "yes")],
+     ("seeds", 1.5), ("learning_rate", None), ("preset", "fast"), ("test_longer", "yes")],
 )  # fmt: skip
 def test_a_record_with_settings_that_cannot_be_is_refused(run, capsys, name, value):
     record = json.loads((run / "run.json").read_text())
