@@ -270,7 +270,7 @@ def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
     )
 
 
-def real_places(mask: AnyMask, shape: Shape) -> Array | None:
+def real_positions(mask: AnyMask, shape: Shape) -> Array | None:
     """Positions that count real tokens only, where a mask `[*B, T]` says which are real.
 
     Args:
@@ -295,9 +295,9 @@ def _row(x: Array) -> Shape:
     return (1,) * (x.ndim - 1) + x.shape[-1:]
 
 
-def standing(given: Any, mask: AnyMask, shape: Shape) -> Any:
-    """Positions as given, or else as `real_places` has them; None for 0..T-1."""
-    return real_places(mask, shape) if given is None else given
+def token_positions(given: Any, mask: AnyMask, shape: Shape) -> Any:
+    """Positions as given, or else as `real_positions` has them; None for 0..T-1."""
+    return real_positions(mask, shape) if given is None else given
 
 
 def cast(x: AnyArray, dtype: Any) -> AnyArray:

@@ -17,7 +17,7 @@ from attention_jax.layers.arguments import (
 )
 from attention_jax.layers.body import settings
 from attention_jax.layers.cached_attention import CachedAttention
-from attention_jax.layers.nonfinite import loud, loud_rows
+from attention_jax.layers.nonfinite import propagate_nan, propagate_nan_to_stats
 from attention_jax.layers.training import Flag
 from attention_jax.softmax import Stats
 
@@ -112,7 +112,7 @@ class MultiHeadAttention(CachedAttention):
         mask = combine(masks.causal() if is_causal else None, mask)
         told = {"mask": mask, "bias": bias, **where}
         if sow_weights:
-            self._sow_weights(self._weights(loud(arrays[0], inputs_q), arrays[1], **told))
+            self._sow_weights(self._weights(propagate_nan(arrays[0], inputs_q), arrays[1], **told))
         return self._answer(self._run(*arrays, **told, **flags).out, inputs_q)
 
     def with_stats(
@@ -136,7 +136,7 @@ class MultiHeadAttention(CachedAttention):
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         flags = {"deterministic": deterministic, "random": random}
         out, stats = self._run_with_stats(*arrays, mask=mask, bias=bias, **where, **flags)
-        return self._answer(out, inputs_q), loud_rows(stats, inputs_q)
+        return self._answer(out, inputs_q), propagate_nan_to_stats(stats, inputs_q)
 
     def attention_weights(
         self,
@@ -154,7 +154,9 @@ class MultiHeadAttention(CachedAttention):
             `[*B, N, T, S]`.
         """
         arrays, where = self._inputs(inputs_q, inputs_k, None, query_positions, key_positions)
-        return self._weights(loud(arrays[0], inputs_q), arrays[1], mask=mask, bias=bias, **where)
+        return self._weights(
+            propagate_nan(arrays[0], inputs_q), arrays[1], mask=mask, bias=bias, **where
+        )
 
     def _inputs(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any

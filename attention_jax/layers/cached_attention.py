@@ -21,7 +21,7 @@ from attention_jax.layers.arguments import (
     combine,
 )
 from attention_jax.layers.caches import check_batch, check_window
-from attention_jax.layers.nonfinite import answered, loud
+from attention_jax.layers.nonfinite import propagate_nan, propagate_nan_of_queries
 from attention_jax.layers.projected_attention import ProjectedAttention
 from attention_jax.layers.training import Flag
 
@@ -92,7 +92,7 @@ class CachedAttention(ProjectedAttention):
             "count": seen.lengths,
         }
         if sow_weights:
-            self._sow_weights(self._weights(loud(query, inputs[0]), seen.key, **told))
+            self._sow_weights(self._weights(propagate_nan(query, inputs[0]), seen.key, **told))
         result = self._run(query, seen.key, seen.value, **told, **flags)
         return self._leave(result.out, after, inputs[0]), after
 
@@ -156,7 +156,9 @@ class CachedAttention(ProjectedAttention):
 
     def _answer(self, attended: Array, inputs_q: Any) -> Array:
         """The output projection of what the queries attended to."""
-        return answered(self._project_out(attended, inputs_q.shape[-1]), attended, inputs_q)
+        return propagate_nan_of_queries(
+            self._project_out(attended, inputs_q.shape[-1]), attended, inputs_q
+        )
 
     def _leave(self, attended: Array, cache: KVCache, inputs_q: Any) -> Array:
         """`_answer`; NaN for an example one of whose tokens did not fit."""

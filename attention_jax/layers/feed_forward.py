@@ -10,7 +10,7 @@ from attention_jax._core.axes import Array
 from attention_jax.layers.arguments import Features
 from attention_jax.layers.body import LinearSettings, settings
 from attention_jax.layers.construction import Construction
-from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.nonfinite import nan_propagating
 from attention_jax.layers.recipes import BIAS_INIT, Initializer
 
 Activation = Callable[[Array], Array]
@@ -50,4 +50,4 @@ class FeedForward(LinearSettings):
         Args:
             x: `[*B, T, in_features]`.
         """
-        return shielded(lambda x: self.out(self.activation(self.hidden(x))), x)
+        return nan_propagating(lambda x: self.out(self.activation(self.hidden(x))), x)

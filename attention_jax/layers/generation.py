@@ -25,7 +25,7 @@ from attention_jax.layers.arguments import (
     token_mask,
 )
 from attention_jax.layers.caches import each_cache, with_beams
-from attention_jax.layers.sampling import Step, likeliest, sampler, walk
+from attention_jax.layers.sampling import Step, generate, likeliest, sampler
 from attention_jax.masks import Mask
 
 Ask = Callable[..., Any]
@@ -34,7 +34,7 @@ Ask = Callable[..., Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn: a key, and what `walk.sampler` takes.
+    """How tokens are drawn: a key, and what `sampling.sampler` takes.
 
     A known `top_k` is static, because a few of many tokens are found faster than their order is.
     """
@@ -196,7 +196,7 @@ def sentence(ask: Ask, task: Task, draw: Draw | None) -> Array:
         top_k = draw.traced_top_k if draw.top_k is None else draw.top_k
         choose = sampler(draw.key, draw.temperature, top_k, draw.top_p)
     begun = _begin(ask, task)
-    return walk(*begun, choose, length=task.length, eos=task.eos, pad=task.pad)
+    return generate(*begun, choose, length=task.length, eos=task.eos, pad=task.pad)
 
 
 def beams(ask: Ask, task: Task, num_beams: int, length_penalty: Array) -> tuple[Array, Array]:

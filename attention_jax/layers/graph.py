@@ -13,7 +13,12 @@ from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.graph_score import GraphScore, neighbours
-from attention_jax.layers.nonfinite import answered, calm, loud, shielded
+from attention_jax.layers.nonfinite import (
+    nan_propagating,
+    propagate_nan,
+    propagate_nan_of_queries,
+    zero_filled,
+)
 from attention_jax.layers.recipes import BIAS_INIT, Initializer
 from attention_jax.layers.training import Flag
 
@@ -108,7 +113,7 @@ class GraphAttention(AttentionLayer):
         if self.bias is not None:
             bias = jnp.asarray(self.bias[...]).astype(out.dtype)
             out = out + bias.reshape((1,) * (out.ndim - 1) + bias.shape)
-        return answered(out, heads, x)
+        return propagate_nan_of_queries(out, heads, x)
 
     def attention_weights(
         self, x: Features, adjacency: AnyMask = None, *, edge_bias: AnyBias = None
@@ -116,10 +121,10 @@ class GraphAttention(AttentionLayer):
         """The weights, before dropout."""
         query, key = self._query_and_key(x)
         mask = neighbours(adjacency, x.ndim, self.self_loops)
-        return self._weights(loud(query, x), key, mask=mask, bias=edge_bias)
+        return self._weights(propagate_nan(query, x), key, mask=mask, bias=edge_bias)
 
     def _query_and_key(self, x: Any) -> tuple[Array, Array]:
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         heads = (self.num_heads, self.head_features)
-        query = calm(lambda x: self._linear(self.target, x, heads), x)
-        return query, shielded(lambda x: self._linear(self.source, x, heads), x)
+        query = self._linear(self.target, zero_filled(x), heads)
+        return query, nan_propagating(lambda x: self._linear(self.source, x, heads), x)

@@ -117,7 +117,7 @@ class AttentionFn:
         }
         if sow is not None:
             wide = widen(query) if force_fp32_for_softmax else query
-            sow(_loud(attention_weights(wide, key, **told), valid))
+            sow(_nan_unless(attention_weights(wide, key, **told), valid))
         dropout = {}
         if not deterministic and dropout_rate:
             if dropout_rng is None:
@@ -130,7 +130,7 @@ class AttentionFn:
                 "shared_dropout": broadcast_dropout,
             }
         request = make_request(query, key, value, block_size=self.block_size, **told, **dropout)
-        return _loud(execute(request, self.implementation).out, valid)
+        return _nan_unless(execute(request, self.implementation).out, valid)
 
 
 _SHARED = """What both flavours' `attention_fn` have in common.
@@ -262,8 +262,8 @@ def boolean(mask: Any) -> tuple[Any, Array | None]:
     return values != 0, None
 
 
-def _loud(x: Array, valid: Array | None) -> Array:
-    """`x`, or NaN where the mask turned out to be none."""
+def _nan_unless(x: Array, valid: Array | None) -> Array:
+    """`x`, or NaN where the mask is not valid."""
     return x if valid is None else jnp.where(valid, x, jnp.nan)
 
 

@@ -86,7 +86,7 @@ class TransformerLM(TokenModel):
             `[*B, T, vocab]`.
         """
         shape, flags = np.shape(tokens), (deterministic, random)
-        at = arguments.standing(query_positions, token_mask, shape)
+        at = arguments.token_positions(query_positions, token_mask, shape)
         mask = arguments.token_mask("token_mask", token_mask, shape)
         check_tokens("tokens", tokens, vocabulary(self.embedding), mask)
         x = self._embed(self.embedding, tokens, token_mask, at, *flags)

@@ -19,7 +19,7 @@ from attention_jax.layers.arguments import (
 )
 from attention_jax.layers.body import LinearSettings, settings
 from attention_jax.layers.construction import Construction
-from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.nonfinite import nan_propagating
 from attention_jax.layers.recipes import BIAS_INIT, Initializer
 from attention_jax.softmax import Stats
 
@@ -121,7 +121,7 @@ class MeanAttention(LinearSettings):
         check_width("inputs_k", inputs_k, states, "[*B, S, in_kv_features]")
         if inputs_q is not None:
             check_width("inputs_q", inputs_q, self.in_features, "[*B, T, in_features]")
-        value = shielded(self.value, inputs_k)
+        value = nan_propagating(self.value, inputs_k)
         shape = (inputs_k if inputs_q is None else inputs_q).shape
         query = jnp.zeros((*shape[:-1], 1, 1), value.dtype)
         key = jnp.zeros((*inputs_k.shape[:-1], 1, 1), value.dtype)

@@ -1,7 +1,8 @@
-"""Keeping what is not a number where it is.
+"""Positions that are not finite: they must not reach the gradients of shared parameters.
 
-A projection sums over positions only in its gradient, `dW = Σ_t x_t g_tᵀ`. There one position whose
-value is NaN spoils W for all, even when nothing looks at it and its g_t is 0: 0 · NaN is NaN.
+A projection sums over positions only in its gradient, `dW = Σ_t x_t g_tᵀ`. A position whose value
+is NaN makes all of dW NaN, even where the position is masked and g_t is 0: 0 · NaN is NaN. So such
+positions are zero-filled on the way in, and NaN is put back into the results that depend on them.
 """
 
 from collections.abc import Callable
@@ -13,51 +14,51 @@ from attention_jax._core.axes import AnyArray, Array
 from attention_jax.softmax import Stats
 
 
-def calm(function: Callable[[Array], Array], x: AnyArray) -> Array:
-    """`function(x)`, with 0 in place of a position that is not finite."""
+def zero_filled(x: AnyArray) -> Array:
+    """`x`, with 0 at positions that are not finite."""
     x = jnp.asarray(x)
-    return function(jnp.where(_beside(_finite(x), x), x, 0))
+    return jnp.where(_aligned(_finite(x), x), x, 0)
 
 
-def loud(y: AnyArray, x: AnyArray) -> Array:
-    """`y` where the position of x is finite, NaN elsewhere; y has the same axes in front."""
+def propagate_nan(y: AnyArray, x: AnyArray) -> Array:
+    """`y`, with NaN where the position of `x` is not finite; both have the same leading axes."""
     y = jnp.asarray(y)
-    return jnp.where(_beside(_finite(jnp.asarray(x)), y), y, jnp.nan)
+    return jnp.where(_aligned(_finite(jnp.asarray(x)), y), y, jnp.nan)
 
 
-def shielded(function: Callable[[Array], Array], x: AnyArray) -> Array:
-    """A function of each position, in which a position that is not finite concerns itself alone.
+def nan_propagating(function: Callable[[Array], Array], x: AnyArray) -> Array:
+    """A function of each position, in which positions that are not finite affect only themselves.
 
         y_t = function(x_t) where x_t is finite, NaN elsewhere
 
     Args:
-        function: Maps the last axis and leaves those in front as they are.
+        function: Maps the last axis and keeps those in front.
         x: Positions in front, features in the last axis.
 
     Returns:
-        What the function returns, with NaN at positions that are not finite: an input that is seen
-        stays loud. Such positions add nothing to the gradient of the function's parameters.
+        The function's results. Positions that are not finite add nothing to the gradient of its
+        parameters.
     """
-    return loud(calm(function, x), x)
+    return propagate_nan(function(zero_filled(x)), x)
 
 
-def answered(out: Array, seen: Array, x: AnyArray) -> Array:
-    """What attention answers to calm queries: NaN where a query was not finite and saw anything.
+def propagate_nan_of_queries(out: Array, attended: Array, x: AnyArray) -> Array:
+    """The output for zero-filled queries, with NaN where a query was not finite and not empty.
 
-    So neither its keys and values nor the parameters around it get a gradient from such a query
-    where nothing depends on its answer.
+    The gradients of keys, values and parameters have no term of such a query unless a loss depends
+    on its output.
 
     Args:
         out: `[*B, T, ...]`.
-        seen: What the queries saw, `[*B, T, N, V]`: 0 where it was nothing.
-        x: What the queries are made of, `[*B, T, D]`.
+        attended: The output of attention, `[*B, T, N, V]`: 0 for an empty row.
+        x: The inputs of the queries, `[*B, T, D]`.
     """
-    nothing = ~jnp.any(seen != 0, axis=(-2, -1))
-    return jnp.where(_beside(_finite(jnp.asarray(x)) | nothing, out), out, jnp.nan)
+    empty = ~jnp.any(attended != 0, axis=(-2, -1))
+    return jnp.where(_aligned(_finite(jnp.asarray(x)) | empty, out), out, jnp.nan)
 
 
-def loud_rows(stats: Stats, x: AnyArray) -> Stats:
-    """Statistics `[*B, N, T]`: NaN where a query was not finite and saw anything."""
+def propagate_nan_to_stats(stats: Stats, x: AnyArray) -> Stats:
+    """Statistics `[*B, N, T]`, with NaN where a query was not finite and not empty."""
     known = _finite(jnp.asarray(x))[..., None, :] | (stats.lse == -jnp.inf)
     return jax.tree.map(lambda rows: jnp.where(known, rows, jnp.nan), stats)
 
@@ -66,5 +67,6 @@ def _finite(x: Array) -> Array:
     return jnp.isfinite(x).all(axis=-1)
 
 
-def _beside(rows: Array, x: Array) -> Array:
+def _aligned(rows: Array, x: Array) -> Array:
+    """`rows` with trailing axes of length 1, as many as `x` has more."""
     return rows.reshape(rows.shape + (1,) * (x.ndim - rows.ndim))

@@ -22,7 +22,7 @@ from attention_jax.layers.arguments import (
 from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
-from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.nonfinite import nan_propagating
 from attention_jax.layers.recipes import BIAS_INIT, Initializer, drawn
 from attention_jax.layers.training import Flag
 
@@ -110,7 +110,7 @@ class AttentionPooling(AttentionLayer):
     def _one_head(self, x: Any) -> tuple[Array, Array, Array]:
         check_width("x", x, self.in_features, "[*B, S, in_features]")
         x = jnp.asarray(cast(x, self.dtype))
-        key = shielded(self._hidden, x)
+        key = nan_propagating(self._hidden, x)
         queries = jnp.asarray(self.queries[...]).astype(key.dtype)
         shape = (*x.shape[:-2], *queries.shape)
         query = through_float32(lambda x: jnp.broadcast_to(x, shape), queries)

@@ -46,7 +46,7 @@ class PositionRecipe:
         """Whether the scheme adds a bias to the scores."""
         return type(self).bias is not PositionRecipe.bias
 
-    def turn(self, x: Array, at: Any) -> Array:
+    def rotate(self, x: Array, at: Any) -> Array:
         """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
         del at
         return x
@@ -69,9 +69,9 @@ class Rotary(PositionRecipe):
     def check(self, sizes: Sizes) -> None:
         """The width that is turned must be even, and one for queries and keys."""
         x = jax.ShapeDtypeStruct((1, sizes.num_heads, sizes.query_depth), jnp.float32)
-        jax.eval_shape(lambda x: self.turn(x, None), x)
+        jax.eval_shape(lambda x: self.rotate(x, None), x)
 
-    def turn(self, x: Array, at: Any) -> Array:
+    def rotate(self, x: Array, at: Any) -> Array:
         """`positions.rotary`."""
         at = np.arange(x.shape[-3], dtype=np.int32) if at is None else at
         return positions.rotary(

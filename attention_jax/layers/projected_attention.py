@@ -16,7 +16,7 @@ from attention_jax.layers.attending import AttentionLayer
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.fused_projections import Projected, fused_product, split_parts
-from attention_jax.layers.nonfinite import calm, loud
+from attention_jax.layers.nonfinite import propagate_nan, zero_filled
 from attention_jax.layers.position_recipes import AnyPositions
 from attention_jax.layers.recipes import BIAS_INIT, AnyScore, Initializer, Sizes, check_score
 from attention_jax.scores import Score
@@ -161,32 +161,34 @@ class ProjectedAttention(AttentionLayer):
     ) -> tuple[Array, Array, Array]:
         """Query, key and value, the first two normalised and rotated as the layer has it.
 
-        Queries are those of 0 where their input is not finite; `answered` makes the output NaN.
+        Queries are those of zero-filled inputs; `propagate_nan_of_queries` makes the output NaN.
         """
         self._check_inputs(inputs_q, inputs_k, inputs_v)
-        heads, x, known = self._heads(inputs_q.shape[-1]), finite(inputs_q), (None, None, None)
+        heads, x, known = self._heads(inputs_q.shape[-1]), zero_filled(inputs_q), (None, None, None)
         if self.fused_qkv and inputs_q is inputs_k is inputs_v:
             known = self._fused(x, heads)
         query = self._query(x, heads, known[0])
-        states = x if inputs_k is inputs_q else finite(inputs_k)
-        values = states if inputs_v is inputs_k else finite(inputs_v)
-        key = loud(self._key(states, heads, known[1]), inputs_k)
-        value = loud(self._linear(self.value, values, heads[2], known[2]), inputs_v)
-        rotate = self._part("positions").turn
+        states = x if inputs_k is inputs_q else zero_filled(inputs_k)
+        values = states if inputs_v is inputs_k else zero_filled(inputs_v)
+        key = propagate_nan(self._key(states, heads, known[1]), inputs_k)
+        value = propagate_nan(self._linear(self.value, values, heads[2], known[2]), inputs_v)
+        rotate = self._part("positions").rotate
         return rotate(query, query_at), rotate(key, key_at), value
 
     def _project_query(self, inputs_q: Any, at: Any) -> Array:
         self._check_inputs(inputs_q)
-        query = self._query(finite(inputs_q), self._heads(inputs_q.shape[-1]))
-        return self._part("positions").turn(query, at)
+        query = self._query(zero_filled(inputs_q), self._heads(inputs_q.shape[-1]))
+        return self._part("positions").rotate(query, at)
 
     def _project_memory(self, inputs_k: Any, inputs_v: Any) -> tuple[Array, Array]:
         inputs_v = inputs_k if inputs_v is None else inputs_v
         self._check_inputs(None, inputs_k, inputs_v)
-        heads, states = self._heads(None), finite(inputs_k)
-        values = states if inputs_v is inputs_k else finite(inputs_v)
-        key = self._part("positions").turn(loud(self._key(states, heads), inputs_k), None)
-        return key, loud(self._linear(self.value, values, heads[2]), inputs_v)
+        heads, states = self._heads(None), zero_filled(inputs_k)
+        values = states if inputs_v is inputs_k else zero_filled(inputs_v)
+        key = self._part("positions").rotate(
+            propagate_nan(self._key(states, heads), inputs_k), None
+        )
+        return key, propagate_nan(self._linear(self.value, values, heads[2]), inputs_v)
 
     def _project_out(self, out: Array, width: int) -> Array:
         """The output projection; `width` is that of the queries' inputs."""
@@ -227,11 +229,6 @@ class ProjectedAttention(AttentionLayer):
         """The score, and what the position scheme adds to it."""
         score, added = super()._score(query, key), self._part("positions")(Sizes.of(query, key))
         return score if added is None else score + added
-
-
-def finite(x: Any) -> Array:
-    """`x`, with 0 at positions that are not finite."""
-    return calm(lambda x: x, x)
 
 
 def _normed(x: Array, norm: Any) -> Array:

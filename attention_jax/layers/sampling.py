@@ -18,7 +18,7 @@ Step = Callable[[Array, Any], tuple[Array, Any]]
 Choose = Callable[[Array, Array], Array]
 
 
-def walk(
+def generate(
     step: Step,
     first: Int[Array, "*B"],
     state: Any,

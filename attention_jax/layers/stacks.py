@@ -15,7 +15,7 @@ from attention_jax.layers.caches import check_batch
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.decoder_layer import TransformerDecoderLayer, check_cross_attention
 from attention_jax.layers.encoder_layer import TransformerEncoderLayer
-from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.nonfinite import nan_propagating
 from attention_jax.layers.recipes import AnyScore
 from attention_jax.layers.remat import Remat, checkpoint_policy
 from attention_jax.layers.transformer_layer import TransformerSettings
@@ -89,7 +89,7 @@ class LayerStack(TransformerSettings):
         # In the dtype of the output, as a scan needs it.
         x, every = self._each(call, self._cast(x), cache, **random)
         norm = self._part("norm")
-        return jnp.asarray(x) if norm is None else shielded(norm, x), every
+        return jnp.asarray(x) if norm is None else nan_propagating(norm, x), every
 
     def _stacked(self, every: Any) -> Any:
         """What the layers return, with a leading axis of layers."""

@@ -23,8 +23,7 @@ from attention_jax.layers.arguments import AnyBias, AnyMask, QueryInputs, combin
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.body import settings
 from attention_jax.layers.construction import Construction
-from attention_jax.layers.nonfinite import loud
-from attention_jax.layers.projected_attention import finite
+from attention_jax.layers.nonfinite import propagate_nan, zero_filled
 from attention_jax.layers.recipes import drawn
 from attention_jax.layers.training import Flag
 from attention_jax.masks.mask import Mask
@@ -305,10 +304,12 @@ class LSHAttention(FamilyAttention):
         if inputs_k is not inputs_q:
             raise ValueError("LSHAttention is self-attention: its keys are made of inputs_q alone")
         self._check_inputs(inputs_q, inputs_k, inputs_v)
-        heads, x = self._heads(inputs_q.shape[-1]), finite(inputs_q)
-        query = self._part("positions").turn(loud(self._query(x, heads), inputs_q), query_at)
-        value = self._linear(self.value, finite(inputs_v), heads[2])
-        return query, query, loud(value, inputs_v)
+        heads, x = self._heads(inputs_q.shape[-1]), zero_filled(inputs_q)
+        query = self._part("positions").rotate(
+            propagate_nan(self._query(x, heads), inputs_q), query_at
+        )
+        value = self._linear(self.value, zero_filled(inputs_v), heads[2])
+        return query, query, propagate_nan(value, inputs_v)
 
     def _attend(self, query: Array, key: Array, value: Array, mask: Mask | None) -> Array:
         hash_key = jax.random.wrap_key_data(self.hash_key[...])

@@ -15,8 +15,8 @@ from attention_jax.layers.arguments import (
     Source,
     Target,
     check_tokens,
-    standing,
     token_mask,
+    token_positions,
     vocabulary,
 )
 from attention_jax.layers.body import arguments_of, settings
@@ -116,7 +116,7 @@ class Transformer(TokenModel):
         Returns:
             `[*B, S, features]`.
         """
-        at = standing(query_positions, source_mask, np.shape(source))
+        at = token_positions(query_positions, source_mask, np.shape(source))
         mask = token_mask("source_mask", source_mask, np.shape(source))
         check_tokens("source", source, vocabulary(self.source_embedding), mask)
         flags = (deterministic, random)
@@ -290,7 +290,7 @@ class Transformer(TokenModel):
         at: Any,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the decoder."""
-        at = standing(at, target_mask, np.shape(target))
+        at = token_positions(at, target_mask, np.shape(target))
         mask = token_mask("target_mask", target_mask, np.shape(target))
         check_tokens("target", target, vocabulary(self.target_embedding), mask)
         x = self._embed(self.target_embedding, target, target_mask, at, deterministic, random)

@@ -14,7 +14,7 @@ from attention_jax.layers.body import LinearSettings, setting_names, settings
 from attention_jax.layers.construction import Construction
 from attention_jax.layers.dropout import Dropout
 from attention_jax.layers.feed_forward import Activation, FeedForward
-from attention_jax.layers.nonfinite import shielded
+from attention_jax.layers.nonfinite import nan_propagating
 from attention_jax.layers.position_recipes import AnyPositions
 from attention_jax.layers.recipes import BIAS_INIT, AnyScore, Initializer
 from attention_jax.layers.training import Flag
@@ -160,9 +160,9 @@ class TransformerLayer(TransformerSettings):
     ) -> tuple[Array, Extra]:
         """`x` and a change of it, with the norm before or after, and what the change returns."""
         pre = self.norm == "pre"
-        changed, extra = change(shielded(norm, x) if pre else x)
+        changed, extra = change(nan_propagating(norm, x) if pre else x)
         x = x + self.dropout(changed, deterministic=deterministic, **random)
-        return x if pre else shielded(norm, x), extra
+        return x if pre else nan_propagating(norm, x), extra
 
     def _attend_to_self(
         self, x: Array, deterministic: Flag, random: Any, cache: KVCache | None = None, **told: Any

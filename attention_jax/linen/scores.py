@@ -127,6 +127,6 @@ class PositionParameters(Parameters):
         return recipe.bare().bias(self.values(recipe.parameters(sizes)), sizes.num_heads)
 
     @nn.nowrap
-    def turn(self, x: Array, at: Any) -> Array:
+    def rotate(self, x: Array, at: Any) -> Array:
         """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
-        return position_recipes.recipe(self.positions).turn(x, at)
+        return position_recipes.recipe(self.positions).rotate(x, at)

@@ -108,6 +108,6 @@ class PositionParameters(Parameters):
         """The bias with the present values of its parameters; None for nothing."""
         return self.recipe.bias(self.values(), sizes.num_heads)
 
-    def turn(self, x: Array, at: Any) -> Array:
+    def rotate(self, x: Array, at: Any) -> Array:
         """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
-        return self.recipe.turn(x, at)
+        return self.recipe.rotate(x, at)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax.layers.arguments import real_places
+from attention_jax.layers.arguments import real_positions
 from attention_jax.nnx import MultiHeadAttention, Transformer, TransformerEncoderLayer
 
 pytestmark = pytest.mark.thorough
@@ -33,7 +33,7 @@ def test_padding_may_stand_on_either_side():
     found = run(model, padded, target, padded > 0, target > 0)
     np.testing.assert_allclose(found[:, 2:], alone, rtol=1e-5, atol=1e-5)
     holes = jnp.array([[True, False, True, True, False, False]])
-    np.testing.assert_array_equal(real_places(holes, (1, 6)), [[0, 1, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(real_positions(holes, (1, 6)), [[0, 1, 1, 2, 3, 4]])
     told = {"source_positions": jnp.arange(7) - 4, "target_positions": jnp.arange(7) - 2}
     masks = (
         aj.masks.from_array(padded[:, None, None] > 0),
