@@ -91,13 +91,13 @@ def functions():
             if mask == "causal" and name in WITHOUT_ORDER:
                 continue
 
-            def run(query, key, family=family, mask=mask):
+            def masked(query, key, family=family, mask=mask):
                 padding = aj.masks.padding(jnp.arange(query.shape[0]) % 7 + 1)
                 causal = aj.masks.causal()
                 return family(query, key, {"padding": padding, "causal": causal}.get(mask))
 
             marks = [pytest.mark.thorough] if mask == "none" else []
-            yield pytest.param(run, (Q, K), id=f"{name} {mask}", marks=marks)
+            yield pytest.param(masked, (Q, K), id=f"{name} {mask}", marks=marks)
     for name, run, *specs in (
         ("additive", lambda q, k: aj.attend(q, k, k, score=ADDITIVE), "b, 70, 4, 8", "b, 70, 2, 8"),
         ("cache", lambda k: over_cache(k, rolling=False), K),
