@@ -33,6 +33,13 @@ class Sides(NamedTuple):
     pair: Any = ()
 
 
+class DotProduct(NamedTuple):
+    """A term that is a constant times the dot product: `scale · q · k`, at most `cap` by a tanh."""
+
+    scale: float
+    cap: float | None = None
+
+
 class Term(Record):
     """A summand of the logits. Subclasses are frozen dataclasses registered as pytrees."""
 
@@ -50,6 +57,15 @@ class Term(Record):
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """This term for one block of one head, `[Tb, Sb]`, float32 at least."""
         raise NotImplementedError(f"{type(self).__name__} has no block")
+
+    def dot_product(self, depth: int) -> DotProduct | None:
+        """The term as a dot product of vectors of this depth, if it is one."""
+        return None
+
+    def scale_of_products(self, depth: int) -> float | None:
+        """The constant by which the term multiplies dot products, if there is one."""
+        product = self.dot_product(depth)
+        return None if product is None else product.scale
 
     @property
     def may_hide(self) -> bool:

@@ -17,9 +17,6 @@ from attention_jax.diagnostics.row_statistics import Rows, attend_with_rows
 from attention_jax.kernels import dense
 from attention_jax.kernels.request import Result
 from attention_jax.plan import choose
-from attention_jax.scores.modifiers import Clip, SoftCap
-from attention_jax.scores.score import Sum
-from attention_jax.scores.similarity import Dot, ScaledDot
 from attention_jax.softmax import Stats
 
 
@@ -126,18 +123,12 @@ def _largest(x: Any) -> Array:
 
 def _facts(call: Call) -> Facts:
     request, layout = call.request, call.request.layout
-    inner: Any = request.score
-    while isinstance(inner, Sum | SoftCap | Clip):  # they leave the scale to the inner score
-        inner = inner.score
-    scale = 1.0 if isinstance(inner, Dot) else None
-    if isinstance(inner, ScaledDot) and (factor := inner.static_scale(layout.H)) is not None:
-        scale = float(factor)
     return Facts(
         kind=call.kind,
         order=0,
         score=repr(request.score),
         mask=None if request.mask is None else repr(request.mask),
-        scale=scale,
+        scale=request.score.scale_of_products(layout.H),
         depth=layout.H,
         dtype=np.dtype(request.query.dtype).name,
         implementation=choose(request, call.implementation).implementation,

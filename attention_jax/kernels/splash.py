@@ -47,7 +47,7 @@ def cannot(request: Request) -> str | None:
     if isinstance(plain, str):
         return plain
     if plain.padding is not None:
-        return f"lengths are not expressible, got {plain.padding!r}; segments(...) are"
+        return f"lengths are not expressible, got {request.mask!r}; segments(...) are"
     segments = plain.segments
     if segments is not None and (segments.key_ids is not None or layout.T != layout.S):
         return "segment ids of its own for the keys may leave rows without a key"

@@ -14,13 +14,8 @@ import jax.numpy as jnp
 
 from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.term import Term
 from attention_jax.kernels.request import Request
-from attention_jax.masks.data import Padding, Segments
-from attention_jax.masks.mask import And, Mask
-from attention_jax.masks.patterns import Causal, Window
-from attention_jax.scores.modifiers import SoftCap
-from attention_jax.scores.similarity import Dot, ScaledDot
+from attention_jax.masks.mask import Lengths, Mask, SegmentIds, SequenceLengths
 
 _ROWS = 128  # queries looked at together where a key is not finite
 
@@ -41,15 +36,15 @@ class Plain(NamedTuple):
     cap: float | None
     left: int | None
     right: int | None
-    padding: Padding | None
-    segments: Segments | None
+    padding: SequenceLengths | None
+    segments: SegmentIds | None
 
 
 def translate(request: Request) -> Plain | str:
     """The request in the vendors' words, or the part of it that has none."""
-    scale_and_cap = _score(request.score, request.layout)
-    if isinstance(scale_and_cap, str):
-        return scale_and_cap
+    product = request.score.dot_product(request.layout.H)
+    if product is None:
+        return f"score {request.score!r} is not a dot product with a constant scale"
     if request.bias is not None:
         return f"bias {request.bias!r} may hide whole rows, which it turns into NaN"
     if request.dropout_rate > 0:
@@ -63,38 +58,25 @@ def translate(request: Request) -> Plain | str:
     if request.block_size is not None:
         return "it chooses its own block_size"
     interval = _mask(request.mask, request.layout)
-    return interval if isinstance(interval, str) else Plain(*scale_and_cap, *interval)
-
-
-def _score(score: Term, layout: Layout) -> tuple[float, float | None] | str:
-    cap = None
-    if isinstance(score, SoftCap):
-        score, cap = score.score, float(score.cap)
-    if isinstance(score, Dot):
-        return 1.0, cap
-    if isinstance(score, ScaledDot):
-        scale = score.static_scale(layout.H)
-        return "a learned scale is not expressible" if scale is None else (float(scale), cap)
-    return f"score {score!r} is not a dot product with a constant scale"
+    return interval if isinstance(interval, str) else Plain(*product, *interval)
 
 
 def _mask(
     mask: Mask | None, layout: Layout
-) -> tuple[int | None, int | None, Padding | None, Segments | None] | str:
+) -> tuple[int | None, int | None, SequenceLengths | None, SegmentIds | None] | str:
     left = right = padding = segments = None
 
     def tighter(old: int | None, new: int | None) -> int | None:
         return new if old is None else old if new is None else min(old, new)
 
-    for part in () if mask is None else _conjuncts(mask):
-        if isinstance(part, Causal):
-            right = tighter(right, 0 if part.align == "start" else layout.S - layout.T)
-        elif isinstance(part, Window):
-            left, right = tighter(left, part.left), tighter(right, part.right)
-        elif isinstance(part, Padding) and padding is None:
-            padding = part
-        elif isinstance(part, Segments) and segments is None:
-            segments = part
+    lengths = Lengths(layout.T, layout.S, lead=(*layout.batch, layout.N))
+    for part in () if mask is None else mask.conjuncts():
+        if (band := part.band(lengths)) is not None:
+            left, right = tighter(left, band.left), tighter(right, band.right)
+        elif padding is None and (given := part.sequence_lengths()) is not None:
+            padding = given
+        elif segments is None and (ids := part.segment_ids()) is not None:
+            segments = ids
         else:
             return f"mask {part!r} is not expressible"
     if right is not None and right < 0:
@@ -103,12 +85,6 @@ def _mask(
         blind = layout.T - layout.S - left
         return f"mask {mask!r} leaves {blind} last queries without a key, which is undefined"
     return left, right, padding, segments
-
-
-def _conjuncts(mask: Mask) -> list[Mask]:
-    if isinstance(mask, And):
-        return [*_conjuncts(mask.first), *_conjuncts(mask.second)]
-    return [mask]
 
 
 def guarded(
@@ -182,7 +158,7 @@ def _visible(plain: Plain, layout: Layout, rows: Array) -> Array:
     return visible
 
 
-def segment_ids(segments: Segments, layout: Layout) -> tuple[Array, Array]:
+def segment_ids(segments: SegmentIds, layout: Layout) -> tuple[Array, Array]:
     """Ids of queries and keys, `[*B, T]` and `[*B, S]`."""
     query_ids = jnp.asarray(segments.query_ids)
     key_ids = query_ids if segments.key_ids is None else jnp.asarray(segments.key_ids)

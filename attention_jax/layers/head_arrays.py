@@ -16,8 +16,6 @@ import numpy as np
 
 from attention_jax._core.axes import Array
 from attention_jax._core.term import Term
-from attention_jax.masks.data import FromArray
-from attention_jax.masks.mask import Mask, Not, Pair
 from attention_jax.scores import Score, scaled_dot
 
 Arrays = dict[str, dict[str, Any]]
@@ -82,17 +80,6 @@ def make_plans(
     if len({len(plan.kv) for plan in plans}) > 1:
         return [make_plan(num_heads, num_kv_heads, x, apart=True) for x in pruned]
     return plans
-
-
-def prune_mask(mask: Mask, count: int, kept: Sequence[int]) -> Mask:
-    """The mask, its arrays `[*B, N, T, S]` without the heads that go."""
-    if isinstance(mask, Pair):
-        return type(mask)(prune_mask(mask.first, count, kept), prune_mask(mask.second, count, kept))
-    if isinstance(mask, Not):
-        return Not(prune_mask(mask.mask, count, kept))
-    if isinstance(mask, FromArray) and mask.array.ndim > 2 and mask.array.shape[-3] == count:
-        return FromArray(mask.array[..., np.asarray(kept), :, :])
-    return mask
 
 
 def check_linear(path: str, parts: Mapping[str, Iterable[str]]) -> None:

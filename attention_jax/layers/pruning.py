@@ -14,7 +14,6 @@ from attention_jax.layers.head_arrays import (
     clusters,
     make_plans,
     merge_projections,
-    prune_mask,
     prune_projections,
     prune_term,
 )
@@ -106,7 +105,7 @@ class Attention(NamedTuple):
             if score is None:
                 term = self.score.build(layer.score)
                 raise ValueError(f"cannot tell which parameters of {term!r} belong to which head")
-            mask = None if layer.mask is None else prune_mask(layer.mask, count, plan.kept)
+            mask = None if layer.mask is None else layer.mask.take_heads(plan.kept, count)
             layers.append(Heads(project(layer.projections, i), score, bias, mask))
         kept, kv = len(plans[0].kept), len(plans[0].kv)
         return self._replace(num_heads=kept, num_kv_heads=kv, positions=positions, layers=layers)

@@ -4,6 +4,7 @@ Their data is O(T + S), or the given array; block maps are traced, through block
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from attention_jax._core.checks import as_array, fits_int32
 from attention_jax._core.numerics import arange
 from attention_jax._core.record import pytree, static
 from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Lengths, Mask, Verdict, View
+from attention_jax.masks.mask import Lengths, Mask, SegmentIds, SequenceLengths, Verdict, View
 
 
 def _check_ids(name: str, ids: Any) -> None:
@@ -62,6 +63,14 @@ class Padding(Mask):
         """One entry for each key and, with `query_lengths`, for each query."""
         query = () if self.query_lengths is None else self._side(self.query_lengths, lengths.T)
         return Sides(query=query, key=self._side(self.key_lengths, lengths.S))
+
+    def by_side(self, lengths: Lengths) -> Sides | None:
+        """The flags by array index."""
+        return None if self.positional else self.prepare(lengths)
+
+    def sequence_lengths(self) -> SequenceLengths | None:
+        """The lengths by array index."""
+        return None if self.positional else SequenceLengths(self.key_lengths, self.query_lengths)
 
     def per_head(self) -> "Padding":
         """The entries are in the sides."""
@@ -120,6 +129,10 @@ class Segments(Mask):
     def by_index(self) -> tuple[Mask, ...]:
         """Itself."""
         return (self,)
+
+    def segment_ids(self) -> SegmentIds:
+        """The ids."""
+        return SegmentIds(self.query_ids, self.key_ids, self.padding_id)
 
     def per_head(self) -> "Segments":
         """The ids are in the sides."""
@@ -197,6 +210,19 @@ class FromArray(Mask):
     def by_index(self) -> tuple[Mask, ...]:
         """Itself, unless all keys are alike."""
         return () if self.array.shape[-1] == 1 else (self,)
+
+    def by_side(self, lengths: Lengths) -> Sides | None:
+        """The array, if all queries or all keys are alike."""
+        array = self.prepare(lengths).pair
+        if array.shape[-2] == 1:
+            return Sides(key=array[..., 0, :])
+        return Sides(query=array[..., 0]) if array.shape[-1] == 1 else None
+
+    def take_heads(self, heads: Sequence[int], count: int) -> "FromArray":
+        """The planes of these heads, where each head has its own."""
+        if self.array.ndim < 3 or self.array.shape[-3] != count:
+            return self
+        return FromArray(self.array[..., np.asarray(heads), :, :])
 
     def per_head(self) -> "FromArray":
         """The entries are in the sides."""

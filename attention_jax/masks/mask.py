@@ -10,6 +10,7 @@ and rolling caches.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -22,7 +23,16 @@ from attention_jax._core.numerics import arange
 from attention_jax._core.record import Record, pytree
 from attention_jax._core.term import Sides
 from attention_jax.masks import block_map as blocks
-from attention_jax.masks.view import Interval, Lengths, Verdict, View, spread
+from attention_jax.masks.view import (
+    Band,
+    Interval,
+    Lengths,
+    SegmentIds,
+    SequenceLengths,
+    Verdict,
+    View,
+    spread,
+)
 
 
 class Mask(Record):
@@ -58,6 +68,26 @@ class Mask(Record):
     def interval(self) -> Interval:
         """The positions of visible keys, relative to the query's."""
         return Interval(None, None)
+
+    def band(self, lengths: Lengths) -> Band | None:
+        """The mask as an interval of array indices, if it is one at default positions."""
+        return None
+
+    def by_side(self, lengths: Lengths) -> Sides | None:
+        """The mask as a conjunction of flags of queries and of keys, if it is one; `()` is all."""
+        return None
+
+    def sequence_lengths(self) -> SequenceLengths | None:
+        """The lengths, if the mask is one of padding."""
+        return None
+
+    def segment_ids(self) -> SegmentIds | None:
+        """The ids, if the mask is one of packed sequences."""
+        return None
+
+    def take_heads(self, heads: Sequence[int], count: int) -> "Mask":
+        """The mask of some of `count` heads."""
+        return self
 
     def latest(self) -> int | None:
         """How many of the latest keys a rolling buffer under this mask holds; None is all."""
@@ -197,6 +227,11 @@ class Pair(Mask):
             return second if first is None else first
         return first | second
 
+    def take_heads(self, heads: Sequence[int], count: int) -> "Pair":
+        """Both masks of these heads."""
+        parts = (mask.take_heads(heads, count) for mask in (self.first, self.second))
+        return type(self)(*parts)
+
     def by_position(self) -> "Pair":
         """Both masks by position."""
         return type(self)(self.first.by_position(), self.second.by_position())
@@ -297,6 +332,10 @@ class Not(Mask):
         """As the inner mask."""
         return self.mask.spoiled()
 
+    def take_heads(self, heads: Sequence[int], count: int) -> "Not":
+        """The inner mask of these heads."""
+        return Not(self.mask.take_heads(heads, count))
+
     def by_position(self) -> "Not":
         """The inner mask by position."""
         return Not(self.mask.by_position())
@@ -321,4 +360,18 @@ def intersection(*masks: Mask) -> Interval:
     return Interval(*(min((x for x in side if x is not None), default=None) for side in sides))
 
 
-__all__ = ["And", "Interval", "Lengths", "Mask", "Not", "Or", "Sides", "Verdict", "View", "spread"]
+__all__ = [
+    "And",
+    "Band",
+    "Interval",
+    "Lengths",
+    "Mask",
+    "Not",
+    "Or",
+    "SegmentIds",
+    "SequenceLengths",
+    "Sides",
+    "Verdict",
+    "View",
+    "spread",
+]

@@ -15,7 +15,7 @@ from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import arange
 from attention_jax._core.record import Bound, pytree, static
 from attention_jax._core.term import Sides
-from attention_jax.masks.mask import Interval, Lengths, Mask, Verdict, View
+from attention_jax.masks.mask import Band, Interval, Lengths, Mask, Verdict, View
 
 
 @pytree
@@ -45,6 +45,11 @@ class Causal(Mask):
         """No key after the query; unbounded for align="end"."""
         return Interval(None, 0 if self.align == "start" else None)
 
+    def band(self, lengths: Lengths) -> Band:
+        """No key after the query, which for "end" is S - T positions later."""
+        start = 0 if self.align == "start" else lengths.S - lengths.T
+        return Band(None, start, start)
+
     def by_position(self) -> "Causal":
         """The last query is at the position of the last key."""
         return Causal()
@@ -73,6 +78,10 @@ class Window(Mask):
     def interval(self) -> Interval:
         """The window."""
         return Interval(self.left, self.right)
+
+    def band(self, lengths: Lengths) -> Band:
+        """The window."""
+        return Band(self.left, self.right)
 
     def allowed(self, view: View) -> Any:
         """`query position - left <= key position <= query position + right`."""
@@ -116,6 +125,10 @@ class Prefix(Mask):
 
     def __repr__(self) -> str:
         return f"prefix({self.length})"
+
+    def by_side(self, lengths: Lengths) -> Sides:
+        """The first keys."""
+        return Sides(key=np.arange(lengths.S) < self.length)
 
     def allowed(self, view: View) -> Any:
         """`key position < length`."""

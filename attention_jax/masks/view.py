@@ -38,6 +38,35 @@ class Interval(NamedTuple):
     right: int | None
 
 
+class Band(NamedTuple):
+    """A mask that is an interval of array indices: query t sees keys t - left .. t + right.
+
+    Attributes:
+        left: None is no bound.
+        right: None is no bound; it may be negative.
+        start: the position of query 0, relative to that of key 0.
+    """
+
+    left: int | None
+    right: int | None
+    start: int = 0
+
+
+class SequenceLengths(NamedTuple):
+    """A mask of padding: the numbers of keys and of queries `[*B]`; None is all queries."""
+
+    key_lengths: Any
+    query_lengths: Any
+
+
+class SegmentIds(NamedTuple):
+    """A mask of packed sequences: ids of queries and keys; `key_ids` None are the queries'."""
+
+    query_ids: Any
+    key_ids: Any
+    padding_id: int | None
+
+
 class Lengths(NamedTuple):
     """The lengths of a call, and whether its positions are the default ones.
 

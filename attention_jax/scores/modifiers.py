@@ -22,7 +22,7 @@ from attention_jax._core.axes import Layout
 from attention_jax._core.checks import check_number, check_parameter, check_positive
 from attention_jax._core.numerics import NEG_INF, is_concrete, stats_dtype
 from attention_jax._core.record import pytree, static
-from attention_jax._core.term import Sides, Term, check_per_head, head_axis
+from attention_jax._core.term import DotProduct, Sides, Term, check_per_head, head_axis
 from attention_jax.scores.score import Score
 
 
@@ -101,6 +101,17 @@ class SoftCap(Modified):
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "soft_cap", {"score": self.score, "cap": self.cap}
 
+    def dot_product(self, depth: int) -> DotProduct | None:
+        """The inner one, unless that has a cap already."""
+        inner = self.score.dot_product(depth)
+        if inner is None or inner.cap is not None:
+            return None
+        return DotProduct(inner.scale, float(self.cap))
+
+    def scale_of_products(self, depth: int) -> float | None:
+        """As the inner score, within the cap."""
+        return self.score.scale_of_products(depth)
+
     def change(self, scores: Array) -> Array:
         """Squashes into (-cap, cap)."""
         return self.cap * jnp.tanh(scores / self.cap)
@@ -112,6 +123,10 @@ class Clip(Modified):
 
     low: float | int = static()
     high: float | int = static()
+
+    def scale_of_products(self, depth: int) -> float | None:
+        """As the inner score, within the limits."""
+        return self.score.scale_of_products(depth)
 
     def change(self, scores: Array) -> Array:
         """Clips; the gradient is 0 outside."""

@@ -65,6 +65,10 @@ class Sum(Score):
         self.score.check(layout)
         self.bias.check(layout)
 
+    def scale_of_products(self, depth: int) -> float | None:
+        """The score's."""
+        return self.score.scale_of_products(depth)
+
     def prepare(self, query: Array, key: Array) -> Sides:
         """The two terms' data, side by side."""
         pairs = zip(self.score.prepare(query, key), self.bias.prepare(query, key), strict=True)

@@ -25,7 +25,7 @@ from attention_jax._core.numerics import (
 )
 from attention_jax._core.products import pair_products
 from attention_jax._core.record import Bound, pytree, static
-from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
+from attention_jax._core.term import DotProduct, Sides, check_per_head, head_axis, over_heads
 from attention_jax.scores.score import Score
 
 BlockFunction = Callable[[Array, Array, Array, Array], Array]
@@ -47,6 +47,10 @@ class Dot(Score):
     def prepare(self, query: Array, key: Array) -> Sides:
         """The arrays as they are."""
         return Sides(query, key)
+
+    def dot_product(self, depth: int) -> DotProduct:
+        """With scale 1."""
+        return DotProduct(1.0)
 
     @property
     def may_overflow(self) -> bool:
@@ -73,6 +77,11 @@ class ScaledDot(Score):
         _same_depth(layout)
         if self.scale is not None:
             check_per_head("scale", self.scale, "", layout)
+
+    def dot_product(self, depth: int) -> DotProduct | None:
+        """Unless the scale is an array."""
+        scale = self.static_scale(depth)
+        return None if scale is None else DotProduct(float(scale))
 
     def static_scale(self, depth: int) -> float | None:
         """The factor as a plain number, or None where it is an array."""

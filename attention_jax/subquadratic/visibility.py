@@ -8,18 +8,15 @@ mask raises an error.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array
 from attention_jax._core.term import check_pairs
-from attention_jax.masks.data import FromArray, Padding, from_array
-from attention_jax.masks.mask import And, Lengths, Mask
-from attention_jax.masks.patterns import Causal, Prefix, Window
+from attention_jax.masks.data import from_array
+from attention_jax.masks.mask import Lengths, Mask
 
 
 class Visibility(NamedTuple):
@@ -56,45 +53,23 @@ def visibility(name: str, mask: Mask | None, layout: Layout) -> Visibility:
     """
     lengths = Lengths(layout.T, layout.S, lead=(*layout.batch, layout.N))
     keys, queries, offsets, start = [], [], [], 0
-    for part in _conjunction(mask):
-        if isinstance(part, FromArray):
-            part.prepare(lengths)
-        match part:
-            case Causal(align="end"):
-                start = layout.S - layout.T
-                offsets.append(start)
-            case Causal():
-                offsets.append(0)
-            case Window(left=None, right=right):
-                offsets += [] if right is None else [right]
-            case Padding():
-                sides = part.prepare(lengths)
-                keys.append(sides.key)
-                queries += [] if isinstance(sides.query, tuple) else [sides.query]
-            case Prefix(length=length):
-                keys.append(np.arange(layout.S) < length)
-            case FromArray(array=array) if array.shape[-2] == 1:
-                keys.append(array[..., 0, :])
-            case FromArray(array=array) if array.shape[-1] == 1:
-                queries.append(array[..., 0])
-            case _:
-                raise ValueError(
-                    f"{name} supports only masks of causal order and padding, got {part!r}: use "
-                    "causal(), padding(...), prefix(n), a bool array [*B, N, 1, S] of keys or "
-                    "[*B, N, T, 1] of queries, or several of them joined by &; attend supports "
-                    "any mask"
-                )
+    for part in () if mask is None else mask.conjuncts():
+        if (flags := part.by_side(lengths)) is not None:
+            keys += [] if isinstance(flags.key, tuple) else [flags.key]
+            queries += [] if isinstance(flags.query, tuple) else [flags.query]
+        elif (band := part.band(lengths)) is not None and band.left is None:
+            offsets += [] if band.right is None else [band.right]
+            start = band.start or start
+        else:
+            raise ValueError(
+                f"{name} supports only masks of causal order and padding, got {part!r}: use "
+                "causal(), padding(...), prefix(n), a bool array [*B, N, 1, S] of keys or "
+                "[*B, N, T, 1] of queries, or several of them joined by &; attend supports "
+                "any mask"
+            )
     key = _flags(keys, layout, layout.S, pair_axis=-2)
     query = _flags(queries, layout, layout.T, pair_axis=-1)
     return Visibility(key, query, min(offsets, default=None), start)
-
-
-def _conjunction(mask: Mask | None) -> Iterator[Mask]:
-    if isinstance(mask, And):
-        yield from _conjunction(mask.first)
-        yield from _conjunction(mask.second)
-    elif mask is not None:
-        yield mask
 
 
 def _flags(given: list[Any], layout: Layout, length: int, *, pair_axis: int) -> Array | None:

@@ -51,7 +51,7 @@ REFUSED = [
     ({"precision": "highest"}, "precision"),
     ({"block_size": 64}, "block_size"),
     ({"score": scores.cosine()}, "cosine"),
-    ({"score": scores.scaled_dot(jnp.ones(2))}, "learned scale"),
+    ({"score": scores.scaled_dot(jnp.ones(2))}, "constant scale"),
     ({"mask": masks.custom(lambda t, s: s <= t)}, "custom"),
     ({"mask": ~masks.causal()}, "~causal"),
     ({"mask": masks.from_array(np.ones((128, 128), bool))}, "from_array"),
