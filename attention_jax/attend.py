@@ -34,7 +34,7 @@ from attention_jax._core.compiled import compiled
 from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import without_float8, zeros
 from attention_jax._core.observe import observer
-from attention_jax._core.term import ArrayBias, Sides, Term
+from attention_jax._core.term import Sides, Term
 from attention_jax.kernels import dense
 from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
@@ -44,6 +44,7 @@ from attention_jax.masks.buffer import over_rolling_cache, refuse_index, rolling
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Lengths, Mask
 from attention_jax.plan import KERNELS, Plan, explained, make_plan
+from attention_jax.positions.array_bias import ArrayBias
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot
 from attention_jax.softmax import Stats

@@ -19,12 +19,13 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
 from attention_jax._core.checks import as_array, check_inputs, check_known
 from attention_jax._core.record import pytree
-from attention_jax._core.term import ArrayBias, Sides, Term
+from attention_jax._core.term import Sides, Term
 from attention_jax.attend import Implementation, attend
 from attention_jax.kernels.problem import check_mask
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 from attention_jax.masks.strides import check_grid
+from attention_jax.positions.array_bias import ArrayBias
 from attention_jax.scores.score import Score
 
 

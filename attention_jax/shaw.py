@@ -23,13 +23,14 @@ from attention_jax._core.axes import (
     QueryPositions,
     Value,
 )
-from attention_jax._core.checks import as_array
+from attention_jax._core.checks import as_array, check_per_head
 from attention_jax._core.numerics import matmul
-from attention_jax._core.term import ArrayBias, Term, check_per_head, over_heads
+from attention_jax._core.term import Term, over_heads
 from attention_jax.attend import Implementation, execute, make_request
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Mask
 from attention_jax.masks.patterns import window
+from attention_jax.positions.array_bias import ArrayBias
 from attention_jax.positions.shaw import Table, check_odd_table, shaw
 from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot

@@ -110,6 +110,45 @@ def test_a_score(score):
     first(*arguments)
 
 
+MASKING = np.where(np.arange(T) % 2 == 0, 0, -np.inf).astype(np.float32) * np.ones(
+    (N, T, 1), np.float32
+)
+MASKING[:, 2] = -np.inf  # an empty row
+
+
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_a_bias_that_masks(implementation, size):
+    if implementation == "dense" and size is not None:
+        size = None
+    how = {"implementation": implementation, "block_size": size}
+    bias = MASKING
+    with jax.debug_infs(False), jax.debug_nans(False):  # a program that is cached without the flags
+        wanted = gradient(partial(aj.attend, bias=bias, **how), tuple(arrays(3)))(*arrays(3))
+    function = partial(aj.attend, bias=bias, **how)
+    in_all_orders(function, *arrays(3))
+    got = gradient(function, tuple(arrays(3)))(*arrays(3))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, wanted)
+    of_bias = jax.grad(lambda b: total(aj.attend(*arrays(3), bias=b, **how)))(bias)
+    assert not np.any(np.where(np.isinf(bias), of_bias, 0))
+    assert np.any(of_bias)
+
+
+@thorough
+def test_a_bias_that_masks_elsewhere():
+    query, key, value = arrays(3)
+    masking = scores.dot() + MASKING
+    in_all_orders(partial(aj.attend, score=masking, implementation="flash"), query, key, value)
+
+    def statistics(*arrays):
+        return aj.attend_with_stats(*arrays, score=masking, implementation="flash")[1].entropy
+
+    with jax.debug_infs(False):  # lse and max_logit of an empty row are -inf
+        gradient(statistics, (query, key, value))(query, key, value)
+    divergence = partial(distillation.attention_divergence, teacher_score=masking)
+    gradient(lambda q, k: divergence((q, k), (q, k)), (query, key))(query, key)
+
+
 @thorough
 @pytest.mark.parametrize("far", [1.0, 100.0])
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])

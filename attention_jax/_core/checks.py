@@ -11,7 +11,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Layout, Shape
+from attention_jax._core.axes import AnyArray, Layout, Shape
 from attention_jax._core.numerics import is_concrete, precision_of_products
 
 
@@ -195,3 +195,29 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
+
+
+def check_per_head(name: str, parameter: Any, letters: str, layout: Layout, *sizes: int) -> None:
+    """Raises unless `parameter` is `[sizes]`, or `[N, sizes]`: one entry for each query head."""
+    shape = tuple(np.shape(parameter))
+    if shape not in (sizes, (layout.N, *sizes)):
+        shared = f"[{letters}]" if letters else "a scalar"
+        per_head = f"[N, {letters}]" if letters else "[N]"
+        raise ValueError(
+            f"{name} has shape {list(shape)} but must be {shared} or {per_head}, here "
+            f"{list(sizes) if letters else 'a scalar'} or {[layout.N, *sizes]}"
+        )
+
+
+def check_pairs(name: str, array: AnyArray, layout: Layout) -> None:
+    """Raises a ValueError unless `array` broadcasts to `[*B, N, T, S]`."""
+    target = (*layout.batch, layout.N, layout.T, layout.S)
+    shape = tuple(np.shape(array))
+    padded = (1,) * (len(target) - len(shape)) + shape
+    if len(padded) > len(target) or any(
+        a not in (1, b) for a, b in zip(padded, target, strict=True)
+    ):
+        raise ValueError(
+            f"{name} has shape {list(shape)}, which does not broadcast to "
+            f"[*B, N, T, S] = {list(target)}"
+        )

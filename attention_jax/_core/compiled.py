@@ -32,6 +32,8 @@ def compiled(function: Callable[..., Any], *, static: tuple[int, ...] = ()) -> C
         static: which of them are static.
     """
     cached = jax.jit(function, static_argnums=static)
+    # Traced apart, because JAX's cache ignores this flag, which some of our functions read.
+    without_infs = jax.jit(functools.partial(function), static_argnums=static)
     known: set[Any] = set()  # structures and static arguments without a caller's code
 
     @functools.wraps(function)
@@ -49,7 +51,7 @@ def compiled(function: Callable[..., Any], *, static: tuple[int, ...] = ()) -> C
             if len(known) >= _MOST_STRUCTURES:
                 known.clear()
             known.add(key)
-        return cached(*arguments)
+        return (without_infs if jax.config.jax_debug_infs else cached)(*arguments)
 
     call._cache_size = cached._cache_size  # type: ignore[attr-defined]  # as jax.jit has it
     return call

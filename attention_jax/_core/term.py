@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import AnyArray, Array, Layout
-from attention_jax._core.numerics import stats_dtype
-from attention_jax._core.record import Record, pytree
+from attention_jax._core.axes import Array, Layout
+from attention_jax._core.record import Record
 
 
 class Sides(NamedTuple):
@@ -123,71 +122,3 @@ def over_heads(parameter: Any, rank: int, ndim: int) -> Array:
         return parameter
     lead = (1,) * (ndim - 1 - len(heads) - max(rank, 1))
     return parameter.reshape(*lead, *heads, *(() if rank > 1 else (1,)), *(own or (1,)))
-
-
-def check_per_head(name: str, parameter: Any, letters: str, layout: Layout, *sizes: int) -> None:
-    """Raises unless `parameter` is `[sizes]`, or `[N, sizes]`: one entry for each query head."""
-    shape = tuple(np.shape(parameter))
-    if shape not in (sizes, (layout.N, *sizes)):
-        shared = f"[{letters}]" if letters else "a scalar"
-        per_head = f"[N, {letters}]" if letters else "[N]"
-        raise ValueError(
-            f"{name} has shape {list(shape)} but must be {shared} or {per_head}, here "
-            f"{list(sizes) if letters else 'a scalar'} or {[layout.N, *sizes]}"
-        )
-
-
-@pytree
-class ArrayBias(Term):
-    """A bias given as an array, `[*#B, #N, #T, #S]` by NumPy's broadcasting rule."""
-
-    array: Any
-
-    def _call(self) -> tuple[str, dict[str, Any]]:
-        return "array_bias", {"array": self.array}
-
-    def check(self, layout: Layout) -> None:
-        """The array must be floating and broadcast to `[*B, N, T, S]`."""
-        if not jnp.issubdtype(self.array.dtype, jnp.floating):
-            raise TypeError(
-                f"bias must be floating, got dtype {np.dtype(self.array.dtype).name}; a boolean "
-                "array that says who may attend is a mask: pass it as mask="
-            )
-        check_pairs("bias", self.array, layout)
-
-    def prepare(self, query: Array, key: Array) -> Sides:
-        """The array itself: it is indexed by pair."""
-        return Sides(pair=jnp.atleast_2d(self.array))
-
-    def per_head(self) -> "ArrayBias":
-        """Nothing is left for the blocks to read but the pair data."""
-        return ArrayBias(None)
-
-    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The slice that belongs to the block."""
-        shape = (query_positions.shape[0], key_positions.shape[0])
-        return jnp.broadcast_to(sides.pair, shape).astype(stats_dtype(sides.pair.dtype))
-
-    @property
-    def may_hide(self) -> bool:
-        """An entry of -inf hides its pair."""
-        return True
-
-    @property
-    def may_overflow(self) -> bool:
-        """Its derivative is 1."""
-        return False
-
-
-def check_pairs(name: str, array: AnyArray, layout: Layout) -> None:
-    """Raises a ValueError unless `array` broadcasts to `[*B, N, T, S]`."""
-    target = (*layout.batch, layout.N, layout.T, layout.S)
-    shape = tuple(np.shape(array))
-    padded = (1,) * (len(target) - len(shape)) + shape
-    if len(padded) > len(target) or any(
-        a not in (1, b) for a, b in zip(padded, target, strict=True)
-    ):
-        raise ValueError(
-            f"{name} has shape {list(shape)}, which does not broadcast to "
-            f"[*B, N, T, S] = {list(target)}"
-        )

@@ -17,9 +17,9 @@ import numpy as np
 
 from attention_jax import masks
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.checks import as_array, check_floating, check_inputs
+from attention_jax._core.checks import as_array, check_floating, check_inputs, check_pairs
 from attention_jax._core.numerics import is_concrete, promote, widen
-from attention_jax._core.term import ArrayBias, Term, check_pairs
+from attention_jax._core.term import Term
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.layers import docstrings, recipes
 from attention_jax.layers.arguments import (
@@ -33,6 +33,7 @@ from attention_jax.layers.arguments import (
 from attention_jax.layers.caches import by_position, counted
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
+from attention_jax.positions.array_bias import ArrayBias
 from attention_jax.scores import Score
 from attention_jax.scores.score import Sum
 

@@ -2,8 +2,8 @@
 
 from attention_jax.positions.alibi import alibi as alibi
 from attention_jax.positions.alibi import alibi_slopes as alibi_slopes
+from attention_jax.positions.array_bias import array_bias as array_bias
 from attention_jax.positions.bias import Bias as Bias
-from attention_jax.positions.bias import array_bias as array_bias
 from attention_jax.positions.learned import learned as learned
 from attention_jax.positions.relative import relative_bias as relative_bias
 from attention_jax.positions.rotary import rotary as rotary

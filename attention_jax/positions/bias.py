@@ -15,7 +15,6 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray, Array
 from attention_jax._core.checks import check_count, check_positions
-from attention_jax._core.term import ArrayBias as ArrayBias
 from attention_jax._core.term import Sides, Term
 
 
@@ -93,15 +92,3 @@ def _positions(name: str, positions: Any, length: int) -> Array:
         return jnp.arange(length, dtype=jnp.int32)
     check_positions(name, positions, np.shape(positions)[:-1], length)
     return jnp.asarray(positions).astype(jnp.int32)
-
-
-def array_bias(array: object) -> ArrayBias:
-    """A bias from a floating array, broadcastable to `[*B, N, T, S]`; `bias=array` does the same.
-
-    Args:
-        array: floating; it is indexed by array index, and -inf hides a pair.
-
-    Returns:
-        A bias object; the array is its parameter.
-    """
-    return ArrayBias(array)

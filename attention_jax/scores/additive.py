@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, Layout, Query
-from attention_jax._core.checks import check_callable, check_parameter
+from attention_jax._core.checks import check_callable, check_parameter, check_per_head
 from attention_jax._core.numerics import matmul, promote, through_float32, widen
 from attention_jax._core.record import pytree, static
-from attention_jax._core.term import Sides, check_per_head, head_axis, over_heads
+from attention_jax._core.term import Sides, head_axis, over_heads
 from attention_jax.scores.plane import BOUNDED, additive_plane
 from attention_jax.scores.score import Score
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import Key, Layout, Query
-from attention_jax._core.checks import check_parameter
+from attention_jax._core.checks import check_parameter, check_per_head
 from attention_jax._core.numerics import (
     is_low_precision,
     matmul,
@@ -25,7 +25,7 @@ from attention_jax._core.numerics import (
 )
 from attention_jax._core.products import pair_products
 from attention_jax._core.record import Bound, pytree, static
-from attention_jax._core.term import DotProduct, Sides, check_per_head, head_axis, over_heads
+from attention_jax._core.term import DotProduct, Sides, head_axis, over_heads
 from attention_jax.scores.score import Score
 
 BlockFunction = Callable[[Array, Array, Array, Array], Array]

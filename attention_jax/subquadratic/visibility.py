@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.checks import as_array
-from attention_jax._core.term import check_pairs
+from attention_jax._core.checks import as_array, check_pairs
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Lengths, Mask
 
