@@ -154,6 +154,6 @@ def _leave() -> None:
 if __name__ == "__main__":
     stop.end_process_with(_leave)
     code = main()
-    if code == 130:
-        os._exit(code)  # threads that still compile would be waited for
+    if code:
+        os._exit(code)  # threads that still compile or write would be waited for, and report
     sys.exit(code)
