@@ -1,5 +1,6 @@
 """How the documentation is built: `python -m sphinx -W -b html docs docs/_build/html`."""
 
+import ast
 import sys
 import tomllib
 from pathlib import Path
@@ -21,7 +22,21 @@ extensions = [
 exclude_patterns = ["_build", "_ext"]
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "substitution"]
+
+
+def _studies() -> str:
+    """Return the table of the studies: the first line of each one's docstring is its question."""
+    rows = ["| study | question |", "|---|---|"]
+    for file in sorted((HERE.parent / "experiments" / "studies").glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and "StudyOptions" in map(ast.unparse, node.bases):
+                question = (ast.get_docstring(node) or "").partition("\n")[0]
+                rows.append(f"| `{file.stem}` | {question} |")
+    return "\n".join(rows)
+
+
+myst_substitutions = {"studies": _studies()}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

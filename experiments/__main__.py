@@ -25,7 +25,8 @@ runs. {PROGRAM} STUDY --help tells what a study asks, and its options."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study that ``arguments`` ask for and return the exit code."""
-    from experiments.core import files, run
+    from experiments import files
+    from experiments.core import run
     from experiments.errors import UsageError
 
     with stop.signals():

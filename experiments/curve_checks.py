@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_jax.diagnostics import Diagnosis, Finding, diagnose
-from experiments.core.files import read_json, short
 from experiments.errors import UsageError
+from experiments.files import read_json, short
 
 Points = list[tuple[int, float | None]]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tyro
 
-from experiments.core.files import short
 from experiments.core.settings import StudyOptions, check_choice, flag
 from experiments.errors import UsageError
+from experiments.files import short
 
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
 

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from experiments.core import files, mesh
+from experiments import files
+from experiments.core import mesh
 
 _KEPT = 2
 _RECORD = "checkpoint.json"

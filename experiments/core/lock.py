@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from experiments.core import files
+from experiments import files
 from experiments.errors import UsageError
 
 NAME = "run.lock"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from experiments.core import files
+from experiments import files
 from experiments.core import lock as locks
 from experiments.core.settings import StudyOptions
 from experiments.core.versions import SOURCES

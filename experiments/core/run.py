@@ -26,8 +26,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.core import files, stop
+from experiments import files
 from experiments.core import lock as locks
+from experiments.core import stop
 from experiments.core.progress import Progress
 from experiments.core.record import check_same, check_vacant, other_data, read_record
 from experiments.core.settings import StudyOptions, flag, from_json

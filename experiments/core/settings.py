@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.core.files import short
 from experiments.errors import UsageError
+from experiments.files import short
 
 _LARGEST = 3.4e38  # of float32, which models compute in
 _MOST = 2**31 - 1  # of int32, which counts steps and sizes

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from attention_jax.visualize.symbols import printable
-from experiments.core.files import write_whole
+from experiments.files import write_whole
 from experiments.report.blocks import Heatmap, Report, Table, duration
 
 _TEMPLATES = Path(__file__).parent / "templates"

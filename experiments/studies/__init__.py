@@ -1,33 +1,28 @@
-"""The studies, one a file: a new one is a new file here and one line in ``STUDIES``.
+"""The studies, one a file, found by scanning this folder.
 
 A study is a frozen dataclass derived from `experiments.core.settings.StudyOptions`. Its docstring
 is its label: the question, the paper and table, the command, the expected time and result. Its
 module stays light (no JAX at import), so that ``--help`` answers at once.
 """
 
-from experiments.core.settings import StudyOptions
-from experiments.studies.bench import Bench
-from experiments.studies.compare import Compare
-from experiments.studies.cost import Cost
-from experiments.studies.distill import Distill
-from experiments.studies.doctor import Doctor
-from experiments.studies.lm import Lm
-from experiments.studies.long import Long
-from experiments.studies.positions import Positions
-from experiments.studies.prune import Prune
-from experiments.studies.scaling import Scaling
-from experiments.studies.stability import Stability
+import importlib
+import pkgutil
 
-STUDIES: dict[str, type[StudyOptions]] = {
-    "compare": Compare,
-    "scaling": Scaling,
-    "cost": Cost,
-    "bench": Bench,
-    "long": Long,
-    "positions": Positions,
-    "distill": Distill,
-    "prune": Prune,
-    "stability": Stability,
-    "lm": Lm,
-    "doctor": Doctor,
-}
+from experiments.core.settings import StudyOptions
+
+# The order in which they are listed; others come after these.
+_ORDER = (
+    "compare", "scaling", "cost", "bench", "long", "positions", "distill", "prune", "stability",
+    "lm", "doctor",
+)  # fmt: skip
+
+
+def _found() -> dict[str, type[StudyOptions]]:
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    own = (s for s in StudyOptions.__subclasses__() if s.__module__.startswith(__name__))
+    studies = {study.study: study for study in own}
+    return dict(sorted(studies.items(), key=lambda item: (*_ORDER, item[0]).index(item[0])))
+
+
+STUDIES: dict[str, type[StudyOptions]] = _found()
