@@ -33,7 +33,7 @@ from attention_jax._core.checks import (
 from attention_jax._core.compiled import compiled
 from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import without_float8, zeros
-from attention_jax._core.observe import observer
+from attention_jax._core.observers import observer
 from attention_jax._core.term import Sides, Term
 from attention_jax.kernels import dense
 from attention_jax.kernels.problem import check_mask

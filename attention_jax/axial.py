@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
 from attention_jax._core.checks import as_array, check_inputs, check_known
-from attention_jax._core.record import pytree
+from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides, Term
 from attention_jax.attend import Implementation, attend
 from attention_jax.kernels.problem import check_mask

@@ -24,7 +24,7 @@ from attention_jax._core.checks import (
     check_floating,
     check_size,
 )
-from attention_jax._core.record import Record, pytree, static
+from attention_jax._core.pytrees import Record, pytree, static
 from attention_jax.masks.buffer import Latest, Written
 from attention_jax.masks.mask import Mask
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax._core.axes import AnyArray
 from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype
-from attention_jax._core.record import serializable_tuple
+from attention_jax._core.pytrees import serializable_tuple
 
 
 @serializable_tuple

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import AnyArray, Array, Shape
-from attention_jax._core.manual import divide_factors
+from attention_jax._core.mesh_axes import divide_factors
 
 NEG_INF = float("-inf")
 

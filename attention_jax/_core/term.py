@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout
-from attention_jax._core.record import Record
+from attention_jax._core.pytrees import Record
 
 
 class Sides(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from attention_jax._core.observe import observed_by, owned_by, owner
+from attention_jax._core.observers import observed_by, owned_by, owner
 from attention_jax.diagnostics.collect import Collected, Gates, collect, record
 from attention_jax.kernels.request import Request, Result
 

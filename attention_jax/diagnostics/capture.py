@@ -13,7 +13,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array
 from attention_jax._core.compiled import compiled
-from attention_jax._core.record import Record, pytree
+from attention_jax._core.pytrees import Record, pytree
 from attention_jax.diagnostics import application, maps
 from attention_jax.diagnostics.record import AttentionRecord
 from attention_jax.diagnostics.recording import Settings, complete, record_call

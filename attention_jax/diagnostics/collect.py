@@ -22,7 +22,7 @@ from jax.extend.core import Literal, Primitive, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 from attention_jax._core.axes import Array
-from attention_jax._core.record import static
+from attention_jax._core.pytrees import static
 
 Gates = Mapping[int, Any]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import join_head_axes, map_leading
+from attention_jax._core.leading_axes import join_head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow
 from attention_jax.kernels.block_loops import block_start, walk

@@ -13,7 +13,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import NEG_INF, lowest
-from attention_jax._core.record import Record, pytree, static
+from attention_jax._core.pytrees import Record, pytree, static
 from attention_jax.diagnostics.application import flatten_by_path
 from attention_jax.softmax import Stats
 

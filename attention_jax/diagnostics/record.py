@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax._core.record import Record, pytree, static
+from attention_jax._core.pytrees import Record, pytree, static
 
 
 class Facts(NamedTuple):

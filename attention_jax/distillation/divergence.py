@@ -16,7 +16,7 @@ from attention_jax._core.axes import AnyArray, Array, BiasLike, KeyPositions, Qu
 from attention_jax._core.checks import as_array, check_floating, check_inputs, check_known
 from attention_jax._core.compiled import compiled
 from attention_jax._core.docstrings import arguments_of
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.leading_axes import map_leading
 from attention_jax._core.numerics import precision_of_products, stats_dtype, widen
 from attention_jax._core.term import Term
 from attention_jax.attend import attend, make_request

@@ -19,7 +19,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.leading_axes import map_leading
 from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms

@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_jax._core.axes import Layout
 from attention_jax._core.checks import as_array, check_floating
-from attention_jax._core.mapping import join_head_axes
+from attention_jax._core.leading_axes import join_head_axes
 from attention_jax._core.numerics import is_concrete, through_float32
 from attention_jax.kernels.problem import Problem
 

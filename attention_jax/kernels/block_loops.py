@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
-from attention_jax._core.manual import vary_as
+from attention_jax._core.batched_predicates import one_for_all
+from attention_jax._core.mesh_axes import vary_as
 from attention_jax.kernels.block_order import in_columns, in_parts, one_kind
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
+from attention_jax._core.batched_predicates import one_for_all
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 # A loop over traced kinds is divided into so many parts, each done only if there is a visit in it.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.leading_axes import map_leading
 from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels.block import block_logits, entropy_of, weigh_values
 from attention_jax.kernels.problem import Problem, finish, lower

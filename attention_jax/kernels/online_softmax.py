@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.manual import is_explicit
+from attention_jax._core.mesh_axes import is_explicit
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax._core.term import Sides
 from attention_jax.kernels.block import (

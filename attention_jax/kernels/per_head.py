@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.leading_axes import map_leading
 from attention_jax.kernels.block import dtypes_of
 from attention_jax.kernels.problem import Problem, Static, block_kinds, lower
 from attention_jax.kernels.request import Request

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout, Shape
-from attention_jax._core.manual import vary_as, whole_behind
-from attention_jax._core.mapping import head_axes, merge_axes
+from attention_jax._core.leading_axes import head_axes, merge_axes
+from attention_jax._core.mesh_axes import vary_as, whole_behind
 from attention_jax._core.numerics import NEG_INF, arange
 from attention_jax._core.term import Sides, Term
 from attention_jax.dropout import row_and_column_bits

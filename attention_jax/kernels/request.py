@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.numerics import NEG_INF, stats_dtype
-from attention_jax._core.record import Record, pytree, serializable_tuple, static
+from attention_jax._core.pytrees import Record, pytree, serializable_tuple, static
 from attention_jax._core.term import Sides, Term
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import Stats

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.mapping import map_leading
+from attention_jax._core.leading_axes import map_leading
 from attention_jax._core.numerics import precision_of_products
 from attention_jax.kernels import softmax_tangent
 from attention_jax.kernels import tiling as tilings

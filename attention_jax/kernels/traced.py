@@ -14,8 +14,8 @@ import jax.core
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
-from attention_jax._core.manual import vary_as
-from attention_jax._core.record import pytree, static
+from attention_jax._core.mesh_axes import vary_as
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides, Term
 from attention_jax._core.user_code import holds_user_code
 from attention_jax.kernels.block import cut

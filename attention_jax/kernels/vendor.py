@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array, Layout
+from attention_jax._core.batched_predicates import one_for_all
 from attention_jax.kernels.request import Request
 from attention_jax.masks.mask import Lengths, Mask, SegmentIds, SequenceLengths
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import is_concrete, widen
-from attention_jax._core.observe import owned_by
+from attention_jax._core.observers import owned_by
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.kernels.request import Result
 from attention_jax.layers.arguments import AnyBias, AnyMask, as_mask, combine

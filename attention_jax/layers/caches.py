@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Shape
-from attention_jax._core.record import serializable_tuple
+from attention_jax._core.pytrees import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
 from attention_jax.masks.buffer import check_reach

@@ -15,7 +15,7 @@ import numpy as np
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import static
+from attention_jax._core.pytrees import static
 from attention_jax.layers import beam_search
 from attention_jax.layers.arguments import (
     AnyMask,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
-from attention_jax._core.observe import owned_by
+from attention_jax._core.observers import owned_by
 from attention_jax.attend import attend, attend_with_stats, attention_weights
 from attention_jax.cache import KVCache
 from attention_jax.layers.arguments import (

@@ -17,7 +17,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import Record, pytree, static
+from attention_jax._core.pytrees import Record, pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.view import Lengths, Verdict, View
 

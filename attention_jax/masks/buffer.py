@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attention_jax._core.record import pytree
+from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Interval, Lengths, Mask, Verdict, View, intersection
 from attention_jax.masks.patterns import Window

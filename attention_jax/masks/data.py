@@ -14,7 +14,7 @@ import numpy as np
 from attention_jax._core.axes import AnyArray, Shape
 from attention_jax._core.checks import as_array, fits_int32
 from attention_jax._core.numerics import arange
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, SegmentIds, SequenceLengths, Verdict, View
 

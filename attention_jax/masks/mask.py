@@ -20,7 +20,7 @@ import numpy as np
 from attention_jax._core.axes import AnyArray, Array, Size
 from attention_jax._core.checks import check_known, check_positions, check_size
 from attention_jax._core.numerics import arange
-from attention_jax._core.record import Record, pytree
+from attention_jax._core.pytrees import Record, pytree
 from attention_jax._core.term import Sides
 from attention_jax.masks import block_map as blocks
 from attention_jax.masks.view import (

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import arange
-from attention_jax._core.record import Bound, pytree, static
+from attention_jax._core.pytrees import Bound, pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Band, Interval, Lengths, Mask, Verdict, View
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count, check_key
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 

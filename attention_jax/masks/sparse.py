@@ -16,7 +16,7 @@ import numpy as np
 
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import is_concrete
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax.masks.mask import Interval, Mask, Verdict, View
 from attention_jax.masks.patterns import block_diagonal, causal, window
 from attention_jax.masks.random_blocks import random

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.checks import check_count
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax.masks.mask import Interval, Mask, Verdict, View
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_count
 from attention_jax._core.numerics import stats_dtype
-from attention_jax._core.record import pytree
+from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides
 from attention_jax.positions.bias import Bias
 

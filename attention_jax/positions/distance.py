@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.agree import one_for_all
 from attention_jax._core.axes import Array
+from attention_jax._core.batched_predicates import one_for_all
 from attention_jax._core.numerics import is_concrete
 
 Column = Callable[[Any], Any]

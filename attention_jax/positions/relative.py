@@ -11,7 +11,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_count, check_floating
 from attention_jax._core.numerics import stats_dtype
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides
 from attention_jax.positions.bias import Bias
 from attention_jax.positions.distance import by_distance

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating, check_per_head, check_positive
 from attention_jax._core.numerics import matmul, widen
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides, over_heads
 from attention_jax.positions.bias import Bias, ContentBias
 from attention_jax.positions.phases import geometric, waves

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import Key, Layout, Query
 from attention_jax._core.checks import check_callable, check_parameter, check_per_head
 from attention_jax._core.numerics import matmul, promote, through_float32, widen
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import Sides, head_axis, over_heads
 from attention_jax.scores.plane import BOUNDED, additive_plane
 from attention_jax.scores.score import Score

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_per_head
-from attention_jax._core.record import pytree
+from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import head_axis
 from attention_jax.scores.modifiers import Modified
 

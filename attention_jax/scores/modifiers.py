@@ -21,7 +21,7 @@ from jaxtyping import Array
 from attention_jax._core.axes import Layout
 from attention_jax._core.checks import check_number, check_parameter, check_per_head, check_positive
 from attention_jax._core.numerics import NEG_INF, is_concrete, stats_dtype
-from attention_jax._core.record import pytree, static
+from attention_jax._core.pytrees import pytree, static
 from attention_jax._core.term import DotProduct, Sides, Term, head_axis
 from attention_jax.scores.score import Score
 

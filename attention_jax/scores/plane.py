@@ -22,7 +22,7 @@ import jax.export
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention_jax._core.agree import one_for_all
+from attention_jax._core.batched_predicates import one_for_all
 
 Activation = Callable[[Array], Array]
 

@@ -13,9 +13,9 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Key, Layout, Query
 from attention_jax._core.checks import check_inputs
-from attention_jax._core.mapping import head_axes, map_leading
+from attention_jax._core.leading_axes import head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF
-from attention_jax._core.record import pytree
+from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides, Term, without_hidden
 from attention_jax.positions.array_bias import ArrayBias
 

@@ -24,7 +24,7 @@ from attention_jax._core.numerics import (
     stats_dtype,
 )
 from attention_jax._core.products import pair_products
-from attention_jax._core.record import Bound, pytree, static
+from attention_jax._core.pytrees import Bound, pytree, static
 from attention_jax._core.term import DotProduct, Sides, head_axis, over_heads
 from attention_jax.scores.score import Score
 

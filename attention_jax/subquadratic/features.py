@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import as_array, check_count, check_floating
-from attention_jax._core.record import Bound, Record, pytree, static
+from attention_jax._core.pytrees import Bound, Record, pytree, static
 
 # The smallest logarithm of a random feature, relative to the largest of its row.
 _FLOOR = -60

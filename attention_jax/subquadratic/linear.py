@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import Batch, Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
 from attention_jax._core.compiled import compiled
-from attention_jax._core.record import Record, pytree
+from attention_jax._core.pytrees import Record, pytree
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
 from attention_jax.subquadratic.problem import (

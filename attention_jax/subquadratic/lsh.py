@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import MaskLike, Query, Size, Value
 from attention_jax._core.checks import as_array, check_count, check_inputs, check_known
 from attention_jax._core.compiled import compiled
-from attention_jax._core.manual import vary_as
+from attention_jax._core.mesh_axes import vary_as
 from attention_jax._core.numerics import safe_normalize, widen
 from attention_jax.masks.mask import Mask
 from attention_jax.softmax import log_sum_exp

@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_inputs, check_known
-from attention_jax._core.manual import vary_as
+from attention_jax._core.mesh_axes import vary_as
 from attention_jax._core.numerics import stats_dtype
 from attention_jax.softmax import log_sum_exp
 from attention_jax.subquadratic.visibility import Visibility, visibility

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.manual import vary_as
+from attention_jax._core.mesh_axes import vary_as
 
 # The logarithm of the factor of an absent key; finite, so that differences are not NaN.
 LOWEST = -1e30

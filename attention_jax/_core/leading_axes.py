@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Layout, Shape
-from attention_jax._core.manual import vmap_divided
+from attention_jax._core.mesh_axes import vmap_divided
 from attention_jax._core.numerics import through_float32, widen_low
 from attention_jax._core.term import Sides
 
