@@ -8,7 +8,7 @@ autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `blo
 needs a gradient of its own.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,9 @@ class DotProduct(NamedTuple):
 
 class Term(Record):
     """A summand of the logits. Subclasses are frozen dataclasses registered as pytrees."""
+
+    is_product: ClassVar[bool] = False
+    """Whether a block is one matrix product of prepared queries and keys, scaled or not."""
 
     def check(self, layout: Layout) -> None:
         """Raises a ValueError when the parameters do not fit the sizes of the problem."""

@@ -26,7 +26,6 @@ from attention_jax.kernels.online_softmax import attend_heads
 from attention_jax.kernels.problem import Problem, finish, lower
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import Tiling, whole_plane
-from attention_jax.scores.similarity import Cosine, Dot, General, ScaledDot
 
 DERIVATIVES = ("jvp", "vjp", "any nesting")
 
@@ -44,7 +43,7 @@ def why_not(request: Request) -> str | None:
         return f"T and S must be at most {_LONGEST}, got T = {layout.T} and S = {layout.S}"
     if 0 in (layout.H, layout.V):
         return f"it needs H > 0 and V > 0, got H = {layout.H} and V = {layout.V}"
-    if type(request.score) not in (Dot, ScaledDot, General, Cosine):
+    if not request.score.is_product:
         return f"score {request.score!r} is not a product of a query and a key"
     if request.accumulator != jnp.float32:
         return f"it accumulates in float32, the request in {request.accumulator}"

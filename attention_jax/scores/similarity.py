@@ -40,6 +40,8 @@ def _same_depth(layout: Layout) -> None:
 class Dot(Score):
     """`e = q · k`."""
 
+    is_product = True
+
     def check(self, layout: Layout) -> None:
         """Depths must agree."""
         _same_depth(layout)
@@ -65,6 +67,8 @@ class Dot(Score):
 @pytree
 class ScaledDot(Score):
     """`e = scale · q · k`, scale 1/√H unless given."""
+
+    is_product = True
 
     scale: Any = None
     constant: float | None = static(default=None)
@@ -123,6 +127,8 @@ class ScaledDot(Score):
 class General(Score):
     """`e = qᵀ W k`."""
 
+    is_product = True
+
     weight: Any
 
     def check(self, layout: Layout) -> None:
@@ -150,6 +156,8 @@ class General(Score):
 @pytree
 class Cosine(Score):
     """`e = scale · (q / |q|) · (k / |k|)`; a zero vector scores 0."""
+
+    is_product = True
 
     scale: Any = 1.0
 

@@ -64,8 +64,8 @@ def check_attention(
     Args:
         f: the implementation, with the signature of `attention_jax.attend`.
         supports: names from `FEATURES`; `FEATURES` itself is all of them.
-        scores: with "scores", a namespace of functions `dot`, `scaled_dot`, `general`, `additive`,
-            `concat` and `cosine` that return the `score=` of f, such as `attention_jax.scores`.
+        scores: with "scores", a namespace of functions that return the `score=` of f, named as in
+            `reference_scores.SCORES`, such as `attention_jax.scores`.
         masks: with "masks", a namespace of mask factories, such as `attention_jax.masks`.
         tolerances: (rtol, atol) by dtype name, instead of the defaults; atol is relative to the
             largest expected entry if that is above 1.

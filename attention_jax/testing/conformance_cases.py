@@ -19,7 +19,8 @@ from attention_jax.testing.conformance_transforms import (
     check_second_order,
     check_vmap,
 )
-from attention_jax.testing.problems import random_mask, random_problem
+from attention_jax.testing.problems import Problem, random_mask, random_problem
+from attention_jax.testing.reference_scores import SCORES
 from attention_jax.testing.runner import Runner
 
 
@@ -214,14 +215,9 @@ CASES: tuple[Case, ...] = (
     _case("scale", "scale", _scale),
     *(
         _case(f"score {score}{', per head' * per_head}", "scores", _score(score, per_head))
-        for score, per_head in (
-            ("dot", False),
-            ("general", True),
-            ("additive", False),
-            ("additive", True),
-            ("concat", False),
-            ("cosine", True),
-        )
+        for score, known in SCORES.items()
+        for per_head in ((False, True) if known.parameters else (False,))
+        if score != Problem.score
     ),
     _case("causal", "masks", _masked(lambda m: m.causal(), lambda t, s, T, S: s <= t)),
     _case(

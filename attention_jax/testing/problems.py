@@ -18,7 +18,7 @@ from attention_jax.testing.reference import (
     reference_attention,
     reference_gradients,
 )
-from attention_jax.testing.reference_scores import RowScore
+from attention_jax.testing.reference_scores import SCORES, RowScore
 
 
 class Sizes(NamedTuple):
@@ -99,31 +99,19 @@ class Problem:
         return replace(self, **moved, params=params)
 
 
-_PARAMETERS = {
-    "dot": (),
-    "scaled_dot": (),
-    "general": ("weight",),
-    "additive": ("w_query", "w_key", "v"),
-    "concat": ("weight", "v"),
-    "cosine": ("scale",),
-}
-
-
 def random_params(
     rng: np.random.Generator, score: str, sizes: Sizes, *, per_head: bool = False
 ) -> dict[str, np.ndarray]:
     """Standard normal parameters of a score, shared or per query head."""
-    shapes = {
-        "w_query": (sizes.H, sizes.A),
-        "w_key": (sizes.H, sizes.A),
-        "v": (sizes.A,),
-        "scale": (),
-        "weight": (sizes.H, sizes.H) if score == "general" else (2 * sizes.H, sizes.A),
-    }
-    lead = (sizes.N,) if per_head else ()
+    known, lead = SCORES[score], (sizes.N,) if per_head else ()
+
+    def size(axis: str) -> int:
+        return sum(getattr(sizes, letter) for letter in axis.split("+"))
+
     return {
-        name: np.asarray(rng.normal(size=lead + shapes[name]), np.float32)
-        for name in _PARAMETERS[score]
+        name: np.asarray(rng.normal(size=(*lead, *map(size, axes.split()))), np.float32)
+        for name, axes in known.parameters.items()
+        if known.drawn
     }
 
 

@@ -97,10 +97,9 @@ def reference_attention(
         query: `[*B, T, N, H]`, any dtype and any number of leading axes.
         key: `[*B, S, K, Hk]`, N a multiple of K; query head n uses key head `n // (N // K)`.
         value: `[*B, S, K, V]`.
-        score: "scaled_dot", "dot", "general", "additive", "concat", "cosine", or a `RowScore`.
-        params: the score's parameters by name: `scale` (scaled_dot, cosine), `weight` (general:
-            `[H, Hk]`, concat: `[H + Hk, A]`), `w_query`, `w_key`, `v` (additive). Each may have a
-            leading axis N, one entry per query head.
+        score: a name of `reference_scores.SCORES`, such as "additive", or a `RowScore`.
+        params: the score's parameters by name, those of the factory in `attention_jax.scores`. Each
+            may have a leading axis N, one entry per query head.
         scale: the same as `params={"scale": scale}`, a number or `[N]`.
         scores: `[*B, N, T, S]` or broadcasting to it, instead of a score.
         mask: bool, broadcasting to `[*B, N, T, S]`, True = may attend.

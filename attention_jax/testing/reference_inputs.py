@@ -93,7 +93,7 @@ def _row_score(score: str | RowScore) -> RowScore:
         return score
     if score not in SCORES:
         raise ValueError(f"score {score!r} must be a RowScore or one of {sorted(SCORES)}")
-    return SCORES[score]()
+    return SCORES[score].make()
 
 
 def _boolean(name: str, mask: Numbers | None, pairs: tuple[int, ...], size: int) -> np.ndarray:
@@ -121,7 +121,11 @@ def read_cotangent(name: str, x: Numbers | None, shape: tuple[int, ...], size: i
     return array.reshape(size, *shape[len(shape) - (3 if name == "d_out" else 2) :])
 
 
-_RANKS = {"weight": 2, "w_query": 2, "w_key": 2, "v": 1, "scale": 0, "tau": 0}
+_RANKS = {
+    name: len(axes.split())
+    for score in SCORES.values()
+    for name, axes in (*score.parameters.items(), ("tau", ""))
+}
 
 
 def named_params(
@@ -134,21 +138,14 @@ def named_params(
     return named
 
 
-_NEEDS = {
-    "general": ("weight",),
-    "additive": ("w_query", "w_key", "v"),
-    "concat": ("weight", "v"),
-}
-
-
 def _split_heads(
     score: str | RowScore, named: dict[str, np.ndarray], n_heads: int
 ) -> list[dict[str, np.ndarray]]:
     """The parameters of each head: row n if there is a head axis, else the shared parameter."""
     if isinstance(score, str):
-        needed = _NEEDS.get(score, ())
-        allowed = needed or (("scale",) if score in ("scaled_dot", "cosine") else ())
-        missing, unknown = sorted(set(needed) - set(named)), sorted(set(named) - set(allowed))
+        known = set(SCORES[score].parameters)
+        missing = [] if SCORES[score].optional else sorted(known - set(named))
+        unknown = sorted(set(named) - known)
         if missing or unknown:
             raise ValueError(f"score {score!r}: params {missing} missing, {unknown} unknown")
     for name, x in named.items():

@@ -12,6 +12,7 @@ NumPy only; shares no code with the library under test.
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,12 +230,29 @@ def elementwise(score: RowScore, activation: Activation) -> RowScore:
     return RowScore(forward, backward)
 
 
-SCORES: Mapping[str, Callable[[], RowScore]] = {
-    "dot": dot,
-    "scaled_dot": scaled_dot,
-    "general": general,
-    "additive": additive,
-    "concat": concat,
-    "cosine": cosine,
+class NamedScore(NamedTuple):
+    """A score that `reference_attention` takes by name.
+
+    Attributes:
+        make: returns the score.
+        parameters: the axes of each parameter of one head, in the letters of the sizes, such as
+            "H A"; "H+H" is one axis.
+        optional: whether the parameters have defaults.
+        drawn: whether random problems have the parameters.
+    """
+
+    make: Callable[[], RowScore]
+    parameters: Mapping[str, str] = MappingProxyType({})
+    optional: bool = False
+    drawn: bool = True
+
+
+SCORES: Mapping[str, NamedScore] = {
+    "scaled_dot": NamedScore(scaled_dot, {"scale": ""}, optional=True, drawn=False),
+    "dot": NamedScore(dot),
+    "general": NamedScore(general, {"weight": "H H"}),
+    "additive": NamedScore(additive, {"w_query": "H A", "w_key": "H A", "v": "A"}),
+    "concat": NamedScore(concat, {"weight": "H+H A", "v": "A"}),
+    "cosine": NamedScore(cosine, {"scale": ""}, optional=True),
 }
-"""The scores of `reference_attention` by name."""
+"""The scores of `reference_attention`, of random problems and of the conformance suite."""

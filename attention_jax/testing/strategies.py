@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from attention_jax.testing.problems import Problem, Sizes, random_problem
+from attention_jax.testing.reference_scores import SCORES as NAMED_SCORES
 
 try:
     from hypothesis import strategies as st
@@ -25,7 +26,7 @@ except ImportError as error:
         "attention_jax.testing.strategies needs Hypothesis: pip install hypothesis"
     ) from error
 
-SCORES = ("scaled_dot", "dot", "general", "additive", "concat", "cosine")
+SCORES = tuple(NAMED_SCORES)
 
 
 @st.composite
