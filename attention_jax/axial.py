@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
 from attention_jax._core.checks import as_array, check_inputs, check_known
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides, Term
 from attention_jax.attend import Implementation, attend
@@ -29,7 +30,8 @@ from attention_jax.positions.array_bias import ArrayBias
 from attention_jax.scores.score import Score
 
 
-def axial_attention(
+@arguments_of(attend)
+def axial_attention(  # noqa: D417
     query: Query,
     key: Key,
     value: Value,
@@ -51,13 +53,9 @@ def axial_attention(
         value: `[*B, T, K, V]`.
         shape: the grid's sizes, whose product is T.
         axis: the axis of attention; negative values count from the last axis.
-        score: as in `attend`.
         mask: a further mask, on the positions of the whole grid, 0..T-1. A mask object, or a bool
             array that masks queries, `[*#B, #N, T, 1]`, or keys, `[*#B, #N, 1, T]`.
         bias: a bias object, on the same positions.
-        implementation: as in `attend`.
-        block_size: as in `attend`.
-        precision: as in `attend`.
 
     Returns:
         `[*B, T, N, V]` with the query's dtype.

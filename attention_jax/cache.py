@@ -24,6 +24,7 @@ from attention_jax._core.checks import (
     check_floating,
     check_size,
 )
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.pytrees import Record, pytree, static
 from attention_jax.masks.buffer import Latest, Written
 from attention_jax.masks.mask import Mask
@@ -188,16 +189,12 @@ class KVCache(Record):
             lost=self.lost | ~fits,
         )
 
+    @arguments_of(append)
     def beside(self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None) -> "KVCache":
         """The tokens so far and new ones beside them, nothing overwritten.
 
         A chunk appended to a rolling cache overwrites tokens that its own first queries see. They
         look at this one instead, and the chunk is appended afterwards.
-
-        Args:
-            key: As in `append`.
-            value: As in `append`.
-            valid: As in `append`.
 
         Returns:
             A cache of `length + T` slots, to look at.
@@ -209,12 +206,14 @@ class KVCache(Record):
         }
         return dataclasses.replace(self, **both, index=self.index + key.shape[-3], lengths=lengths)
 
-    def next_positions(self, length: int, valid: _Valid | None = None) -> Int[Array, "*B T"]:
+    @arguments_of(append)
+    def next_positions(  # noqa: D417
+        self, length: int, valid: _Valid | None = None
+    ) -> Int[Array, "*B T"]:
         """The positions that the next tokens will have: those of a rotary embedding, or a query's.
 
         Args:
             length: T, the number of tokens.
-            valid: As in `append`.
 
         Returns:
             int32 `[*B, T]`. A token that is not real has that of the next real one.

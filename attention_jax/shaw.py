@@ -24,9 +24,10 @@ from attention_jax._core.axes import (
     Value,
 )
 from attention_jax._core.checks import as_array, check_per_head
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import matmul
 from attention_jax._core.term import Term, over_heads
-from attention_jax.attend import Implementation, execute, make_request
+from attention_jax.attend import Implementation, attend, execute, make_request
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Mask
 from attention_jax.masks.patterns import window
@@ -36,7 +37,8 @@ from attention_jax.scores.score import Score
 from attention_jax.scores.similarity import scaled_dot
 
 
-def shaw_attention(
+@arguments_of(attend)
+def shaw_attention(  # noqa: D417
     query: Query,
     key: Key,
     value: Value,
@@ -62,20 +64,9 @@ def shaw_attention(
     and costs nothing.
 
     Args:
-        query: `[*B, T, N, H]`.
-        key: `[*B, S, K, H]`.
-        value: `[*B, S, K, V]`.
         key_table: `[2k + 1, H]` or `[N, 2k + 1, H]`, as for `positions.shaw`, which has no relative
             values.
         value_table: `[2k + 1, V]` or `[N, 2k + 1, V]`, differentiable; its k may differ.
-        score: as in `attend`.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        query_positions: as in `attend`.
-        key_positions: as in `attend`.
-        implementation: as in `attend`.
-        block_size: as in `attend`.
-        precision: as in `attend`.
 
     Returns:
         `[*B, T, N, V]` with the query's dtype.

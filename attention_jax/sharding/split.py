@@ -17,9 +17,10 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import AnyArray, Array, Key, Query, Value
 from attention_jax._core.checks import check_inputs
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
 from attention_jax._core.term import Term
-from attention_jax.attend import execute, make_request
+from attention_jax.attend import attend, execute, make_request
 from attention_jax.masks import Mask
 from attention_jax.scores import Score
 from attention_jax.sharding.placement import AxisNames, check_names, flat
@@ -95,7 +96,8 @@ def _merged(
     return whole.astype(dtype), top, weights
 
 
-def attend_split(
+@arguments_of(attend)
+def attend_split(  # noqa: D417
     query: Query,
     key: Key,
     value: Value,
@@ -118,19 +120,14 @@ def attend_split(
     are merged by their log-sum-exp. Differentiable like `attend`.
 
     Args:
-        query: `[*B, T, N, H]`.
-        key: `[*B, S, K, H]`.
-        value: `[*B, S, K, V]`.
         mesh: the device mesh.
         batch: mesh axes that shard the first batch axis.
         heads: mesh axes that shard the heads, including key/value heads.
         queries: mesh axes that shard T.
         keys: mesh axes that shard S.
-        score: see `attend`; without array parameters if `heads` is given.
+        score: a score object, without array parameters if `heads` is given; the scaled dot product
+            by default.
         mask: a mask of positions, such as `causal() & window(255, 0)`.
-        implementation: see `attend`.
-        block_size: see `attend`.
-        precision: see `attend`.
 
     Returns:
         `[*B, T, N, V]`, sharded as the queries.

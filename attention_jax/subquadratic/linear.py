@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from attention_jax._core.axes import Batch, Key, MaskLike, Query, Value
 from attention_jax._core.checks import as_array, check_count
 from attention_jax._core.compiled import compiled
+from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.pytrees import Record, pytree
 from attention_jax.masks.mask import Mask
 from attention_jax.subquadratic.features import FeatureMap, Features, as_feature_map
@@ -145,7 +146,8 @@ def linear_attention(
     )[0]
 
 
-def linear_attention_with_state(
+@arguments_of(linear_attention)
+def linear_attention_with_state(  # noqa: D417
     query: Query,
     key: Key,
     value: Value,
@@ -159,18 +161,12 @@ def linear_attention_with_state(
     """`linear_attention` of one part of a sequence, `(out, state)`.
 
     Every query sees all keys in the state, and the keys of this part that are visible under the
-    mask. One causal call on a whole sequence equals successive calls on its parts that pass the
-    state on.
+    mask. The feature map is the same in every part. One causal call on a whole sequence equals
+    successive calls on its parts that pass the state on.
 
     Args:
-        query: see `linear_attention`.
-        key: see `linear_attention`.
-        value: see `linear_attention`.
         state: the state after the previous part; None for the first part.
-        feature_map: see `linear_attention`; the same in every part.
-        mask: see `linear_attention`; it applies to this part only.
-        form: see `linear_attention`.
-        chunk_size: see `linear_attention`.
+        mask: a mask of this part, of causal order and padding as in `linear_attention`.
 
     Returns:
         The output, and the state that includes all visible keys of this part.
@@ -189,7 +185,8 @@ def linear_attention_with_state(
     return _run(*arrays, state, mask, chosen, form or "chunked", chunk_size)
 
 
-def linear_attention_step(
+@arguments_of(linear_attention)
+def linear_attention_step(  # noqa: D417
     query: Annotated[Any, Float[Array, "*B N H"]],
     key: Annotated[Any, Float[Array, "*B K H"]],
     value: Annotated[Any, Float[Array, "*B K V"]],
@@ -206,7 +203,6 @@ def linear_attention_step(
         key: `[*B, K, H]`.
         value: `[*B, K, V]`.
         state: the state after the previous token; None for the first token.
-        feature_map: see `linear_attention`.
 
     Returns:
         `[*B, N, V]`, and the state that includes this token.
