@@ -1,9 +1,8 @@
-"""Mapping one example's, one head's function over everything else.
+"""Map a function of one head of one example over the leading axes of all arrays.
 
-A kernel is written for `[T, H], [S, H], [S, V]`. Every array of a problem is first given the
-leading axes `[*B, K, G]` (N = K·G), each of full size or of size 1; an axis of size 1 is not
-mapped, which is how key/value heads are shared by their group and parameters by all heads, without
-a copy.
+A kernel is written for `[T, H], [S, H], [S, V]`. Every array of a problem first gets the leading
+axes `[*B, K, G]` (N = K·G), each of full size or of size 1. An axis of size 1 is not mapped: a
+group shares its key/value head, and all heads share parameters, without a copy.
 """
 
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Layout, Shape
 from attention_jax._core.mesh_axes import vmap_divided
 from attention_jax._core.numerics import through_float32, widen_low
+from attention_jax._core.pytrees import partition
 from attention_jax._core.term import Sides
 
 
@@ -97,21 +97,16 @@ def map_leading(
     if not sizes:
         return function(tree)
     size = sizes[0]
-    leaves, structure = jax.tree.flatten(tree)
-    mapped = [leaf.shape[0] == size and size != 1 for leaf in leaves]
-    shared: list[Any] = [
-        None if flag else leaf[0] for leaf, flag in zip(leaves, mapped, strict=True)
-    ]
+    mapped = [leaf.shape[0] == size and size != 1 for leaf in jax.tree.leaves(tree)]
+    entries, shared, parts = partition(tree, mapped)
+    shared = [leaf[0] for leaf in shared]
     if loop and size != 1:
         shared = widen_low(shared)
 
     def inner(entries: list[Any]) -> Any:
-        rest = iter(entries)
-        chosen = [next(rest) if flag else leaf for flag, leaf in zip(mapped, shared, strict=True)]
-        one = jax.tree.unflatten(structure, chosen)
+        one = parts.join(entries, shared)
         return map_leading(function, one, sizes[1:], loop=loop) if sizes[1:] else function(one)
 
-    entries = [leaf for leaf, flag in zip(leaves, mapped, strict=True) if flag]
     if size == 1:
         return jax.tree.map(lambda x: x[None], inner(entries))
     return jax.lax.map(inner, entries) if loop else vmap_divided(inner, entries, size)

@@ -70,6 +70,11 @@ def is_low_precision(dtype: Any) -> bool:
     return jnp.finfo(dtype).bits < 32
 
 
+def is_floating(x: Any) -> bool:
+    """Whether an array has a floating dtype."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
 def widen(x: AnyArray) -> Array:
     """`x` in float32, or in float64 where it already is."""
     return jnp.asarray(x).astype(stats_dtype(x.dtype))
@@ -79,7 +84,7 @@ def widen_low(tree: Any) -> Any:
     """The tree, its floating leaves of fewer than 32 bits in float32."""
 
     def one(x: Any) -> Any:
-        return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return widen(x) if is_floating(x) else x
 
     return jax.tree.map(one, tree)
 

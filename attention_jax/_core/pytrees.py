@@ -6,8 +6,8 @@ function that takes or returns records can be serialized.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 import jax.core
@@ -107,6 +107,27 @@ class Bound(Record):
     def __call__(self, *args: Any) -> Any:
         """Calls the function with these arguments behind its own."""
         return self.function(*self.args, *args, **self.keywords)
+
+
+class Partition(NamedTuple):
+    """The structure of a tree, and which of its leaves are chosen; hashable."""
+
+    structure: Any
+    chosen: tuple[bool, ...]
+
+    def join(self, chosen: Iterable[Any], others: Iterable[Any]) -> Any:
+        """The tree of these leaves."""
+        some, rest = iter(chosen), iter(others)
+        return jax.tree.unflatten(self.structure, [next(some if x else rest) for x in self.chosen])
+
+
+def partition(tree: Any, flags: Iterable[bool]) -> tuple[list[Any], list[Any], Partition]:
+    """The leaves whose flag is set, the other leaves, and what joins them again."""
+    leaves, structure = jax.tree.flatten(tree)
+    chosen = tuple(bool(flag) for flag in flags)
+    some = [x for x, flag in zip(leaves, chosen, strict=True) if flag]
+    rest = [x for x, flag in zip(leaves, chosen, strict=True) if not flag]
+    return some, rest, Partition(structure, chosen)
 
 
 def _same(x: Any, y: Any) -> bool:

@@ -15,6 +15,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax.kernels.block import block_logits, cut, narrow, weigh_values
 from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.online_softmax import rescale
 from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.request import Request, Result
@@ -129,9 +130,9 @@ def _update(
     state: Sums, block: Problem, facts: Static, *, first: Any, partial: bool, causal: bool
 ) -> Sums:
     logits = block_logits(block, facts, partial=partial)
-    top = jnp.maximum(state["top"], jnp.max(logits, axis=-1))
+    top, shrink, powers = rescale(state["top"], logits)
     # Without the barrier XLA computes the exponentials anew in each of the reductions below.
-    powers, logits = jax.lax.optimization_barrier((jnp.exp(logits - top[:, None]), logits))
+    powers, logits = jax.lax.optimization_barrier((powers, logits))
     fixed = jax.lax.stop_gradient((powers, logits))
     columns = block.sides.key["columns"].astype(powers.dtype)
     columns = jnp.concatenate([jnp.ones_like(columns[:, :1]), columns], axis=1)
@@ -143,7 +144,6 @@ def _update(
         "first": jnp.where(first, powers[:, 0], 0),
         "out": weigh_values(block, facts, powers, logits),
     }
-    shrink = jnp.exp(state["top"] - top)
 
     def add(name: str) -> Array:
         old = state[name]

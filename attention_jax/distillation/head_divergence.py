@@ -20,7 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from attention_jax._core.axes import Array
 from attention_jax._core.leading_axes import map_leading
-from attention_jax._core.numerics import NEG_INF, lowest, stats_dtype, widen_low
+from attention_jax._core.numerics import NEG_INF, is_floating, lowest, stats_dtype, widen_low
+from attention_jax._core.pytrees import partition
 from attention_jax.distillation.pairing import Pairs
 from attention_jax.distillation.terms import log_of, terms
 from attention_jax.kernels.block import (
@@ -32,6 +33,7 @@ from attention_jax.kernels.block import (
     visible_pairs,
 )
 from attention_jax.kernels.block_loops import block_start, sweep, walk
+from attention_jax.kernels.online_softmax import rescale
 from attention_jax.kernels.problem import Problem, Static
 
 
@@ -77,13 +79,11 @@ class Sums(NamedTuple):
 def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
     """The divergence `[T]` of one head of one example; `kinds` are the kinds of blocks."""
     known = isinstance(kinds, np.ndarray)
-    leaves, structure = jax.tree.flatten((pairs, None if known else kinds))
-    floating = [bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves]
+    both = pairs, None if known else kinds
+    floats, others, parts = partition(both, map(is_floating, jax.tree.leaves(both)))
 
     def join(floats: list[Any], others: list[Any]) -> tuple[Pairs, Any]:
-        a, b = iter(floats), iter(others)
-        merged = [next(a) if flag else next(b) for flag in floating]
-        pairs, traced = jax.tree.unflatten(structure, merged)
+        pairs, traced = parts.join(floats, others)
         return pairs, kinds if known else traced
 
     @jax.custom_jvp
@@ -101,8 +101,7 @@ def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
         moving = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
         return _push_forward(pairs, join(moving, [None] * len(others))[0], kinds, facts)
 
-    floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
-    return rows(floats, [x for x, flag in zip(leaves, floating, strict=True) if not flag])
+    return rows(floats, others)
 
 
 def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Array, Array]:
@@ -267,9 +266,8 @@ def _raw_tangents(
 
 def _absorb(state: Normalizer, logits: Array) -> Normalizer:
     """One step of the online softmax; `log_total` is the total until `_close`."""
-    top = jnp.maximum(state.top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
-    total = state.log_total * jnp.exp(state.top - top)
-    return Normalizer(top, total + jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+    top, shrink, powers = rescale(state.top, logits)
+    return Normalizer(top, state.log_total * shrink + jnp.sum(powers, axis=-1))
 
 
 def _close(state: Normalizer) -> Normalizer:

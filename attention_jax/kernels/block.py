@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array
-from attention_jax._core.numerics import NEG_INF, matmul
+from attention_jax._core.numerics import NEG_INF, is_floating, matmul
 from attention_jax._core.products import weighted_sum
+from attention_jax._core.pytrees import partition
 from attention_jax._core.term import Sides, without_hidden
 from attention_jax.dropout import keep
 from attention_jax.kernels.block_loops import block_start
@@ -122,21 +123,11 @@ def push(
     """`function(problem)` and its tangents; `velocity` has None where nothing moves."""
     leaves, structure = jax.tree.flatten(problem)
     d_leaves = structure.flatten_up_to(velocity)
-    moves = [
-        dx is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
-        for x, dx in zip(leaves, d_leaves, strict=True)
-    ]
-
-    def of_moving(moving: list[Array]) -> Any:
-        rest = iter(moving)
-        chosen = [next(rest) if flag else x for flag, x in zip(moves, leaves, strict=True)]
-        return function(jax.tree.unflatten(structure, chosen))
-
-    moving = [x for x, flag in zip(leaves, moves, strict=True) if flag]
-    speeds = [
-        dx.astype(x.dtype) for x, dx, flag in zip(leaves, d_leaves, moves, strict=True) if flag
-    ]
-    return jax.jvp(of_moving, (moving,), (speeds,))
+    moves = [dx is not None and is_floating(x) for x, dx in zip(leaves, d_leaves, strict=True)]
+    moving, fixed, parts = partition(problem, moves)
+    speeds = [dx for dx, flag in zip(d_leaves, moves, strict=True) if flag]
+    speeds = [dx.astype(x.dtype) for x, dx in zip(moving, speeds, strict=True)]
+    return jax.jvp(lambda moving: function(parts.join(moving, fixed)), (moving,), (speeds,))
 
 
 def first_at(logits: Array, top: Array) -> Array:

@@ -136,15 +136,13 @@ def update(
 ) -> Online:
     """The state after key block j of `size` keys."""
     logits = block_logits(block, facts, partial=partial)
-    here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-    top = jnp.maximum(state.top, here)
-    shrink = jnp.exp(state.top - top)
-    powers = jnp.exp(logits - top[:, None])
+    top, shrink, powers = rescale(state.top, logits)
     moment, first = state.moment, state.first
     if facts.statistics:
         below = jnp.where(logits == NEG_INF, 0, logits - top[:, None])
         lower = jnp.where(state.total == 0, 0, state.top - top)
         moment = (moment + state.total * lower) * shrink + jnp.sum(powers * below, axis=-1)
+        here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
         index = block_start(j, size, facts.layout.S) + first_at(jax.lax.stop_gradient(logits), here)
         newer = (here != NEG_INF) & ((first < 0) | ~(here <= state.top))  # a NaN is visible
         first = jnp.where(newer, index.astype(first.dtype), first)
@@ -155,6 +153,19 @@ def update(
         moment,
         first,
     )
+
+
+def rescale(top: Array, logits: Array) -> tuple[Array, Array, Array]:
+    """The maximum of rows, the factor of their earlier sums, and their new exponentials.
+
+        top' = max(top, max_s x_s),   exp(top - top'),   exp(x_s - top')
+
+    Args:
+        top: the maximum so far, `[..., Tb]`.
+        logits: the logits of further keys, `[..., Tb, Sb]`.
+    """
+    new = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
+    return new, jnp.exp(top - new), jnp.exp(logits - new[..., None])
 
 
 def close(i: Any, state: Online) -> Rows:

@@ -24,10 +24,12 @@ from attention_jax._core.axes import Array
 from attention_jax._core.numerics import (
     NEG_INF,
     current_precision,
+    is_floating,
     precision_of_products,
     widen_low,
 )
 from attention_jax._core.products import product_by_value
+from attention_jax._core.pytrees import Partition, partition
 from attention_jax.kernels import online_softmax
 from attention_jax.kernels.block import (
     cut,
@@ -55,10 +57,9 @@ class Change(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """All that is static about one head's problem; hashable."""
+    """The static part of one head's problem; hashable."""
 
-    structure: Any
-    floating: tuple[bool, ...]
+    parts: Partition
     leaf_dtypes: tuple[np.dtype, ...]
     facts: Static
     block: tuple[int, int]
@@ -66,18 +67,14 @@ class Spec(NamedTuple):
     precision: Any
 
     def problem(self, floats: list[Any], others: list[Any]) -> tuple[Problem, Any]:
-        """The problem and the kinds of its blocks, put together again."""
-        a, b = iter(floats), iter(others)
-        leaves = [next(a) if flag else next(b) for flag in self.floating]
-        head, kinds = jax.tree.unflatten(self.structure, leaves)
-        if self.known is not None:
-            kinds = self.known.array
-        return head, kinds
+        """The problem and the kinds of its blocks."""
+        head, kinds = self.parts.join(floats, others)
+        return head, kinds if self.known is None else self.known.array
 
     @property
     def dtypes(self) -> Problem:
         """The dtype of each leaf of the problem."""
-        return jax.tree.unflatten(self.structure, self.leaf_dtypes)[0]
+        return jax.tree.unflatten(self.parts.structure, self.leaf_dtypes)[0]
 
 
 def attend_head(
@@ -88,14 +85,11 @@ def attend_head(
     The products of the derivative have the precision that is in force here.
     """
     known = isinstance(kinds, np.ndarray)
+    both = head, None if known else kinds
+    floats, others, parts = partition(both, map(is_floating, jax.tree.leaves(both)))
+    leaf_dtypes = tuple(jax.tree.leaves((dtypes, dtypes_of(both[1]))))
     static_kinds = KnownKinds.of(kinds) if known else None
-    traced = None if known else kinds
-    leaves, structure = jax.tree.flatten((head, traced))
-    leaf_dtypes = tuple(jax.tree.leaves((dtypes, dtypes_of(traced))))
-    floating = tuple(bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves)
-    floats = [x for x, flag in zip(leaves, floating, strict=True) if flag]
-    others = [x for x, flag in zip(leaves, floating, strict=True) if not flag]
-    spec = Spec(structure, floating, leaf_dtypes, facts, block, static_kinds, current_precision())
+    spec = Spec(parts, leaf_dtypes, facts, block, static_kinds, current_precision())
     return _flash(spec, floats, others)
 
 
@@ -116,8 +110,8 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     rows = _flash(spec, floats, others)
     facts, block_size = spec.facts, spec.block
     head, kinds = spec.problem(floats, others)
-    # leaves that do not move, integers among them, are None: no leaves at all to a tree
-    # those of few bits are widened, so that the transpose sums over blocks in float32
+    # A zero tangent is None, which is not a leaf. Tangents of low precision are widened: their
+    # transpose sums over blocks in float32.
     velocity = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
     d_head, _ = spec.problem(velocity, [None] * len(others))
 
@@ -166,6 +160,6 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
     # entropy = -Σ p ln p and dp = p (dx - d lse)
     d_entropy = -change.surprise - rows.entropy * change.lse
     no_tangent: Any = jnp.zeros_like(rows.first)
-    # of lse = top + log_total, all movement is the second's
+    # lse = top + log_total, of which top is a constant
     d_top = jnp.zeros_like(rows.top)
     return rows, Rows(d_out, d_entropy, no_tangent, d_top, change.lse)
