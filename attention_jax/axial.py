@@ -90,7 +90,7 @@ def axial_attention(  # noqa: D417
         mask = mask if isinstance(mask, Mask) else from_array(as_array("mask", mask))
         data = mask.prepare(Lengths(cells, cells, lead=(*layout.batch, layout.N)))
         check_mask(data, layout)
-        mask = Lines(mask, grid.sides(data), grid.lost(mask.spoiled()))
+        mask = Lines(mask, grid.sides(data), grid.per_example(mask.overflowed()))
     positions = grid.lines(np.arange(cells, dtype=np.int32), 0)
     positions = jnp.broadcast_to(positions, (*grid.lead, positions.shape[-1]))
     out = attend(
@@ -146,8 +146,8 @@ class _Grid:
             pair=jax.tree.map(self._pair, data.pair),
         )
 
-    def lost(self, x: Any) -> Any:
-        """The mask's `spoiled()`, for all lines of an example."""
+    def per_example(self, x: Any) -> Any:
+        """The mask's `overflowed()`, for all lines of an example."""
         return None if x is None else self._side(x, 0)
 
     def _side(self, x: Any, behind: int) -> Any:
@@ -180,11 +180,11 @@ class Lines(Mask):
 
     mask: Mask
     sides: Sides
-    lost: Any = None
+    full: Any = None
 
-    def spoiled(self) -> Any:
+    def overflowed(self) -> Any:
         """As in the inner mask."""
-        return self.lost
+        return self.full
 
     def prepare(self, lengths: Lengths) -> Sides:
         """The reshaped data."""

@@ -1,10 +1,10 @@
-"""A key/value cache: what decoding has seen so far, so that each token is projected once.
+"""Key/value cache: keys and values of previous tokens, so that each token is projected once.
 
     append(k_t, v_t):  key[index], value[index] ← k_t, v_t;  index ← index + 1
 
 State in, state out: every method returns a new cache, and jit with the old one donated writes in
-place. A cache holds a column for each slot and an entry for each example, so that prompts of
-unequal length share one index and each keeps its own positions.
+place. The buffer's slots are shared by the batch, and each example has its own positions, so that
+prompts of unequal length share one index.
 """
 
 import dataclasses
@@ -37,25 +37,25 @@ _Order = Annotated[Any, Int[Array, "*#B beams"]]
 
 @pytree
 class KVCache(Record):
-    """Keys and values of the tokens so far, in a buffer of fixed length.
+    """Key/value cache: keys and values of previous tokens, in a buffer of fixed length.
 
-    Made by `KVCache.init`. Attributes are the buffers and the bookkeeping; a plain cache is used as
+    Made by `KVCache.init`, and used as
 
         cache = cache.append(key, value)
         out = attend(query, cache.key, cache.value, mask=cache.mask() & causal(),
                      query_positions=..., key_positions=cache.positions())
 
-    What a slot holds that was never written, NaN included, changes nothing: `mask` hides it.
+    `mask` masks slots that were never written; their content, NaN included, has no effect.
 
     Attributes:
         key: `[*B, length, K, H]`.
         value: `[*B, length, K, V]`.
-        index: int32 scalar, the number of columns appended so far.
-        places: int32 `[*B, length]`, each slot's position; -1 where it holds no real token.
-        lengths: int32 `[*B]`, real tokens so far: the position of the next one.
-        lost: bool `[*B]`, whether a write was dropped; every output from then on is NaN.
-        reach: how many tokens back a query sees, itself counted, in a cache that keeps the latest
-            tokens and overwrites the oldest; None in one that runs full.
+        index: int32 scalar, the number of tokens appended so far.
+        token_positions: int32 `[*B, length]`, the position of each slot's token; -1 is none.
+        lengths: int32 `[*B]`, the number of real tokens, which is the position of the next one.
+        overflowed: bool `[*B]`, whether a token did not fit; outputs are NaN from then on.
+        window: the number of tokens visible to a query, its own included, in a cache that
+            overwrites the oldest tokens; None in a cache that does not.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,14 +80,14 @@ class KVCache(Record):
     key: Any
     value: Any
     index: Any
-    places: Any
+    token_positions: Any
     lengths: Any
-    lost: Any
-    reach: int | None = static(default=None)
+    overflowed: Any
+    window: int | None = static(default=None)
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         fields = {"key": self.key, "value": self.value, "index": self.index}
-        return "KVCache", {**fields, "reach": self.reach}
+        return "KVCache", {**fields, "window": self.window}
 
     @classmethod
     def init(
@@ -105,14 +105,14 @@ class KVCache(Record):
 
         Args:
             batch: `*B`: an int, or a tuple of them; `()` for no batch axis.
-            length: How many tokens it can hold.
+            length: The number of slots.
             heads: K, key/value heads.
             depth: H, depth of a key head.
-            dtype: What keys and values are stored in.
+            dtype: The dtype of stored keys and values.
             value_depth: V, depth of a value head; None is `depth`.
-            rolling: Whether it keeps the latest `length` tokens of each example, for windowed
-                attention, in place of running full. A query at p then sees no key before
-                p - length + 1; a mask whose own window is longer is refused.
+            rolling: Whether new tokens overwrite the oldest, for windowed attention. The keys
+                visible to a query at p then begin at p - length + 1; a mask with a longer window is
+                an error.
 
         Returns:
             A cache with index 0.
@@ -131,10 +131,10 @@ class KVCache(Record):
             key=jnp.zeros((*axes, length, heads, depth), dtype),
             value=jnp.zeros((*axes, length, heads, values), dtype),
             index=jnp.zeros((), jnp.int32),
-            places=jnp.full((*axes, length), -1, jnp.int32),
+            token_positions=jnp.full((*axes, length), -1, jnp.int32),
             lengths=jnp.zeros(axes, jnp.int32),
-            lost=jnp.zeros(axes, bool),
-            reach=length if rolling else None,
+            overflowed=jnp.zeros(axes, bool),
+            window=length if rolling else None,
         )
 
     @property
@@ -144,29 +144,28 @@ class KVCache(Record):
 
     @property
     def length(self) -> int:
-        """How many tokens it can hold."""
+        """The number of slots."""
         return self.key.shape[-3]
 
     @property
     def rolling(self) -> bool:
         """Whether new tokens overwrite the oldest ones."""
-        return self.reach == self.length
+        return self.window == self.length
 
     def append(self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None) -> "KVCache":
-        """The cache with more tokens in it, as many as there are.
+        """Appends tokens.
 
         Args:
             key: `[*B, T, K, H]`; stored in the cache's dtype.
             value: `[*B, T, K, V]`.
-            valid: bool, broadcastable to `[*B, T]`: which tokens are real. Others take up a column,
-                are visible to no query and count for no position: a prompt may be padded on the
-                left, on the right or in between. None is all of them.
+            valid: bool, broadcastable to `[*B, T]`: which tokens are real. Padding takes up a slot,
+                is masked and has no position, so a prompt may be padded on the left, on the right
+                or in between. None is all of them.
 
         Returns:
             A new cache. A rolling one keeps the latest `length` real tokens of each example, the
-            one at position p in slot `p % length`. Under tracing, where it cannot be known whether
-            the tokens fit, tokens that do not fit are not written, and every output under `mask` is
-            NaN from then on.
+            one at position p in slot `p % length`. With a traced index, tokens that do not fit are
+            not written, and every output under `mask` is NaN from then on.
 
         Raises:
             TypeError: If an argument is not floating, or `valid` not boolean.
@@ -175,7 +174,7 @@ class KVCache(Record):
         new, lengths = self._columns(key, value, valid)
         T = key.shape[-3]
         if self.rolling:
-            slots = self._ring(new["places"], lengths)
+            slots = self._ring(new["token_positions"], lengths)
             written = {name: self._roll(getattr(self, name), x, slots) for name, x in new.items()}
             return dataclasses.replace(self, **written, index=self.index + T, lengths=lengths)
         self._check_fits(T)
@@ -186,18 +185,20 @@ class KVCache(Record):
             **written,
             index=jnp.where(fits, self.index + T, self.index),
             lengths=jnp.where(fits, lengths, self.lengths),
-            lost=self.lost | ~fits,
+            overflowed=self.overflowed | ~fits,
         )
 
     @arguments_of(append)
-    def beside(self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None) -> "KVCache":
-        """The tokens so far and new ones beside them, nothing overwritten.
+    def concatenate(
+        self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None
+    ) -> "KVCache":
+        """Previous and new tokens in one longer cache, without overwriting any.
 
-        A chunk appended to a rolling cache overwrites tokens that its own first queries see. They
-        look at this one instead, and the chunk is appended afterwards.
+        A chunk that is appended to a rolling cache overwrites tokens that are visible to its first
+        queries. Attend to this cache instead, and append the chunk afterwards.
 
         Returns:
-            A cache of `length + T` slots, to look at.
+            A cache of `length + T` slots.
         """
         new, lengths = self._columns(key, value, valid)
         axis = len(self.batch)
@@ -210,13 +211,13 @@ class KVCache(Record):
     def next_positions(  # noqa: D417
         self, length: int, valid: _Valid | None = None
     ) -> Int[Array, "*B T"]:
-        """The positions that the next tokens will have: those of a rotary embedding, or a query's.
+        """Positions of the next tokens, for queries and rotary embeddings.
 
         Args:
             length: T, the number of tokens.
 
         Returns:
-            int32 `[*B, T]`. A token that is not real has that of the next real one.
+            int32 `[*B, T]`. Padding has the position of the next real token.
         """
         T = check_count("length", length)
         if valid is None:
@@ -228,53 +229,55 @@ class KVCache(Record):
         return jnp.broadcast_to(self.lengths[..., None], shape) + jnp.broadcast_to(before, shape)
 
     def positions(self) -> Int[Array, "*B length"]:
-        """Each slot's position.
+        """The position of each slot, as `key_positions`.
 
         Returns:
-            int32 `[*B, length]`; an unwritten slot has the one it would be given, a slot without a
-            real token 0.
+            int32 `[*B, length]`; an unwritten slot has the position of its future token, a slot of
+            padding has 0.
         """
         slots = jnp.arange(self.length, dtype=jnp.int32)
-        ahead = jnp.broadcast_to(slots - self.index, self.places.shape)
+        ahead = jnp.broadcast_to(slots - self.index, self.token_positions.shape)
         coming = jnp.where(ahead < 0, 0, self.lengths[..., None] + ahead)
         if self.rolling:  # a token at position p goes to slot p % length
-            coming = jnp.broadcast_to(slots, self.places.shape)
-        return jnp.where(self.places < 0, coming, self.places)
+            coming = jnp.broadcast_to(slots, self.token_positions.shape)
+        return jnp.where(self.token_positions < 0, coming, self.token_positions)
 
     def mask(self) -> Mask:
-        """Which slots hold a real token; causality and windows are for other masks to say.
+        """The mask of slots with a real token; it does not include causality.
 
         Returns:
-            A mask object over the cache's slots. That of a rolling cache is a window of `length`
-            positions, too: joined by `&` to a mask with a longer one, or to one of array indices
-            (`from_array`, `segments`), it is refused, and `padding` compares positions. Once a
-            token was lost, what is attended under it is NaN.
+            A mask object over the slots. The mask of a rolling cache is also a window of `length`
+            positions: in conjunction with a longer window, or with a mask of array indices
+            (`from_array`, `segments`), it is an error, and `padding` compares positions. After an
+            overflow, outputs under the mask are NaN.
         """
-        written = Written(self.places >= 0, self.lost)
-        return written if self.reach is None else written & Latest(self.reach - 1, None)
+        written = Written(self.token_positions >= 0, self.overflowed)
+        return written if self.window is None else written & Latest(self.window - 1, None)
 
     def reorder(self, order: _Order, axis: int = -1) -> "KVCache":
-        """The cache of other beams: entry i becomes that of beam `order[i]`, with all that is its.
+        """Reorders the cache for beam search: entry i becomes that of beam `order[i]`.
 
-        Keys, values, positions, lengths and losses move together; the index is everyone's.
+        All arrays with a batch axis are reordered; the index is shared.
 
         Args:
-            order: ints `[beams]`, along one batch axis; or the batch's own shape, with another
-                order for each entry of the other axes. Beams may be repeated or left out.
-            axis: Which batch axis the beams are.
+            order: ints `[beams]`, along one batch axis; or of the batch's shape, with an order for
+                each entry of the other axes. Beams may be repeated or left out.
+            axis: The batch axis of the beams.
 
         Returns:
             A new cache.
 
         Raises:
             TypeError: If the order is not of integers.
-            ValueError: If there is no such batch axis, or a concrete order names no beam.
+            ValueError: If there is no such batch axis, or a concrete order is out of range.
         """
         if not jnp.issubdtype(as_array("order", order).dtype, jnp.integer):
             raise TypeError(f"order must be integers, got dtype {np.dtype(order.dtype).name}")
         rank = len(self.batch)
         if not -rank <= axis < rank:
-            raise ValueError(f"axis {axis} is none of the batch axes of {list(self.batch)}")
+            raise ValueError(
+                f"axis {axis} is not a batch axis of a cache with batch {list(self.batch)}"
+            )
         axis %= rank
         beams = self.batch[axis]
         rest = self.batch[:axis] + self.batch[axis + 1 :]
@@ -286,7 +289,7 @@ class KVCache(Record):
                 f"batch's own shape {list(self.batch)}"
             )
         if not isinstance(order, jax.core.Tracer) and order.size:
-            known = np.asarray(order)  # JAX's own minimum would be traced inside a jit
+            known = np.asarray(order)  # jnp.min would be traced inside a jit
             low, high = int(known.min()), int(known.max())
             if low < 0 or high >= beams:
                 raise ValueError(f"order must lie in 0..{beams - 1}, got {low}..{high}")
@@ -298,7 +301,7 @@ class KVCache(Record):
             index = order.reshape(order.shape + (1,) * (x.ndim - rank))
             return jnp.take_along_axis(x, index, axis=axis)
 
-        names = ("key", "value", "places", "lengths", "lost")
+        names = ("key", "value", "token_positions", "lengths", "overflowed")
         return dataclasses.replace(self, **{name: move(getattr(self, name)) for name in names})
 
     def _check_new(self, name: str, x: Any, buffer: Any) -> None:
@@ -312,7 +315,7 @@ class KVCache(Record):
             )
 
     def _columns(self, key: Any, value: Any, valid: Any) -> tuple[dict[str, Array], Array]:
-        """New tokens, checked, as columns of each buffer; and each example's length with them."""
+        """Checks new tokens; returns their entries of each buffer, and the new lengths."""
         self._check_new("key", key, self.key)
         self._check_new("value", value, self.value)
         T = key.shape[-3]
@@ -323,7 +326,7 @@ class KVCache(Record):
             real = self._valid(valid, T)
             places = jnp.where(real, places, -1)
             lengths = self.lengths + jnp.sum(real, axis=-1, dtype=jnp.int32)
-        columns = {"key": jnp.asarray(key), "value": jnp.asarray(value), "places": places}
+        columns = {"key": jnp.asarray(key), "value": jnp.asarray(value), "token_positions": places}
         return {name: x.astype(getattr(self, name).dtype) for name, x in columns.items()}, lengths
 
     def _check_fits(self, T: int) -> None:
@@ -348,7 +351,7 @@ class KVCache(Record):
             ) from None
 
     def _write(self, buffer: Array, new: Array, fits: Array) -> Array:
-        """`new` at the index, or what is there where it does not fit: O(T), in place if donated."""
+        """`new` at the index, if it fits: O(T), in place if donated."""
         axis, T = len(self.batch), new.shape[len(self.batch)]
         at = jnp.minimum(self.index, self.length - T)
         old = jax.lax.dynamic_slice_in_dim(buffer, at, T, axis)
@@ -357,8 +360,8 @@ class KVCache(Record):
     def _ring(self, places: Array, lengths: Array) -> Array:
         """The slots `[*B, T]` of a rolling cache's new tokens, by position.
 
-        A slot beyond the buffer, where nothing is written, for a token that is not real or that
-        newer ones of the same chunk overwrite.
+        Padding, and tokens that newer ones of the same chunk overwrite, have a slot beyond the
+        buffer, where nothing is written.
         """
         T = places.shape[-1]
         kept = (places >= 0) & (places >= lengths[..., None] - self.length)

@@ -86,7 +86,7 @@ def test_overflow_under_tracing_drops_the_write_and_is_loud():
     part = slice(0, 3)
     out, after = _step(cache, QUERY[:, part], KEY[:, part], VALUE[:, part])
     assert bool(jnp.isnan(out).all())
-    for name in ("key", "value", "index", "places", "lengths"):
+    for name in ("key", "value", "index", "token_positions", "lengths"):
         np.testing.assert_array_equal(getattr(after, name), getattr(cache, name))
     # What would fit again does not hide that something is missing.
     out, after = _step(after, QUERY[:, :1], KEY[:, :1], VALUE[:, :1])
@@ -132,7 +132,7 @@ def test_every_leaf_with_a_beam_axis_moves_together():
     two = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]) if x.ndim else x, cache)
     for axis, orders in ((1, np.array([[2, 0], [1, 1]])), (0, np.array([[1, 0, 0]]))):
         found = two.reorder(orders, axis=axis)
-        for name in ("key", "places", "lengths"):
+        for name in ("key", "token_positions", "lengths"):
             x, y = (np.asarray(getattr(c, name)) for c in (two, found))
             for i, j in np.ndindex(orders.shape):
                 old = x[i, orders[i, j]] if axis else x[orders[i, j], j]
@@ -149,7 +149,7 @@ def test_a_rolling_cache_is_a_window(chunks):
         part = slice(start, start + count)
         query, key, value = QUERY[:, part], KEY[:, part], VALUE[:, part]
         positions = cache.next_positions(count)
-        seen = cache.append(key, value) if count == 1 else cache.beside(key, value)
+        seen = cache.append(key, value) if count == 1 else cache.concatenate(key, value)
         outs.append(_look(query, seen, positions))
         cache = cache.append(key, value)
         start += count

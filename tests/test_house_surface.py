@@ -73,7 +73,7 @@ SURFACE = {
         "sparse_fixed",
         "sparse_strided",
         "strided",
-        "summary",
+        "summary_tokens",
         "window",
     ],
     "attention_jax.linen": [

@@ -100,7 +100,7 @@ def lower(request: Request, *, merge: bool = True) -> tuple[Problem, Static]:
     on_query["term"], on_key["term"], on_pair["term"] = prepared
     if request.mask is not None:
         on_query["mask"], on_key["mask"], on_pair["mask"] = request.mask_data
-        overflowed = request.mask.spoiled()
+        overflowed = request.mask.overflowed()
         if overflowed is not None:
             on_query["bad"] = on_query["bad"] | overflowed
     if request.dropout_rate > 0:

@@ -188,6 +188,6 @@ def _visible(request: Request) -> tuple[Array | None, Array]:
     pairs = pairs.reshape((1,) * (len(layout.batch) + 2 - pairs.ndim) + pairs.shape)
     pairs = jnp.broadcast_to(pairs, (*layout.batch, pairs.shape[-2], layout.S))
     pairs = pairs.reshape(-1, *pairs.shape[-2:])
-    examples = mask.spoiled()
+    examples = mask.overflowed()
     overflowed = jnp.zeros((), bool) if examples is None else jnp.any(examples)
     return jnp.swapaxes(pairs, -2, -1), overflowed

@@ -83,7 +83,7 @@ class CachedAttention(ProjectedAttention):
         query, key, value = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)
         # In a rolling cache a chunk may overwrite what its own first queries see.
-        seen = cache.beside(key, value, valid) if cache.rolling and T > 1 else after
+        seen = cache.concatenate(key, value, valid) if cache.rolling and T > 1 else after
         told = {
             "mask": combine(seen.mask(), masks.causal(), mask),
             "bias": bias,
@@ -109,10 +109,10 @@ class CachedAttention(ProjectedAttention):
         self._store_cache(cache)
         return out
 
-    def remember(
+    def new_memory_cache(
         self, inputs_k: KeyInputs, inputs_v: ValueInputs | None = None, *, valid: Any = None
     ) -> KVCache:
-        """The projected keys and values of a memory, for `recall`.
+        """The projected keys and values of a memory, for `with_memory_cache`.
 
         Args:
             inputs_k: `[*B, S, in_kv_features]`.
@@ -125,7 +125,7 @@ class CachedAttention(ProjectedAttention):
         key, value = self._project_memory(inputs_k, inputs_v)
         return empty_cache(key, value).append(key, value, valid)
 
-    def recall(
+    def with_memory_cache(
         self,
         inputs_q: QueryInputs,
         cache: KVCache,
@@ -139,7 +139,7 @@ class CachedAttention(ProjectedAttention):
         """Attention to the projected keys and values of a memory.
 
         Args:
-            cache: From `remember`.
+            cache: From `new_memory_cache`.
 
         Returns:
             `[*B, T, out_features]`.
@@ -163,7 +163,7 @@ class CachedAttention(ProjectedAttention):
     def _leave(self, attended: Array, cache: KVCache, inputs_q: Any) -> Array:
         """`_answer`; NaN for an example one of whose tokens did not fit."""
         out = self._answer(attended, inputs_q)
-        return jnp.where(cache.lost[..., None, None], jnp.nan, out)
+        return jnp.where(cache.overflowed[..., None, None], jnp.nan, out)
 
 
 def empty_cache(key: Array, value: Array) -> KVCache:

@@ -44,9 +44,9 @@ def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
         "key": key,
         "value": value,
         "index": index,
-        "places": jnp.broadcast_to(places, (*batch, length)),
+        "token_positions": jnp.broadcast_to(places, (*batch, length)),
         "lengths": jnp.full(tuple(batch), index, jnp.int32),
-        "lost": jnp.zeros(tuple(batch), bool),
+        "overflowed": jnp.zeros(tuple(batch), bool),
     }
 
 
@@ -94,7 +94,7 @@ def check_window(cache: KVCache, mask: Mask | None) -> None:
 
 def with_beams(cache: KVCache, count: int) -> KVCache:
     """The cache with one more batch axis in front, of `count` equal beams."""
-    names = ("key", "value", "places", "lengths", "lost")
+    names = ("key", "value", "token_positions", "lengths", "overflowed")
     every = {name: getattr(cache, name)[None] for name in names}
     every = {name: jnp.broadcast_to(x, (count, *x.shape[1:])) for name, x in every.items()}
     return dataclasses.replace(cache, **every)

@@ -182,7 +182,9 @@ class TransformerDecoderLayer(TransformerLayer):
         batch = tuple(memory.shape[:-2])
         attention = self._unbound("self_attention", self._build_self_attention)
         own = attention.new_cache(batch, length, dtype=dtype)
-        return DecoderCache(own, self._part("cross_attention").remember(memory, valid=memory_valid))
+        return DecoderCache(
+            own, self._part("cross_attention").new_memory_cache(memory, valid=memory_valid)
+        )
 
     def with_cache(
         self,
@@ -214,7 +216,9 @@ class TransformerDecoderLayer(TransformerLayer):
         options = self._cross_options(memory_mask, at, *flags)
 
         def attend(query: Array) -> tuple[Array, None]:
-            return self._part("cross_attention").recall(query, cache.memory, **options), None
+            return self._part("cross_attention").with_memory_cache(
+                query, cache.memory, **options
+            ), None
 
         x, _ = self._residual(self.cross_attention_norm, x, attend, *flags)
         return self._feed_forward(x, *flags), DecoderCache(own, cache.memory)

@@ -90,8 +90,8 @@ class MeanAttention(LinearSettings):
         query, key, _ = self._zero_scores(inputs_q, inputs_k)
         return attention_weights(query, key, mask=combine(mask), precision=self.precision)
 
-    def remember(self, inputs_k: KeyInputs, *, valid: Any = None) -> KVCache:
-        """The projected states, for `recall`; as `MultiHeadAttention.remember`.
+    def new_memory_cache(self, inputs_k: KeyInputs, *, valid: Any = None) -> KVCache:
+        """The projected states, for `with_memory_cache`; as `MultiHeadAttention.new_memory_cache`.
 
         Args:
             valid: bool `[*#B, S]`, which of the states are real.
@@ -101,13 +101,13 @@ class MeanAttention(LinearSettings):
         cache = KVCache.init(tuple(batch), S, 1, 1, value_depth=depth, dtype=value.dtype)
         return cache.append(key, value, valid)
 
-    def recall(
+    def with_memory_cache(
         self, inputs_q: QueryInputs, cache: KVCache, *, mask: AnyMask = None
     ) -> Float[Array, "*B T Dq"]:
         """The mean of the states in a cache.
 
         Args:
-            cache: From `remember`.
+            cache: From `new_memory_cache`.
         """
         query = jnp.zeros((*inputs_q.shape[:-1], 1, 1), cache.value.dtype)
         options = self._options(combine(cache.mask(), mask))

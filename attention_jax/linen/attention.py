@@ -12,9 +12,9 @@ _CACHE = {
     "key": "cached_key",
     "value": "cached_value",
     "index": "cache_index",
-    "places": "cache_places",
+    "token_positions": "cache_places",
     "lengths": "cache_lengths",
-    "lost": "cache_lost",
+    "overflowed": "cache_lost",
 }
 
 

@@ -21,4 +21,4 @@ from attention_jax.masks.sparse import sparse_strided as sparse_strided
 from attention_jax.masks.strides import axial as axial
 from attention_jax.masks.strides import dilated as dilated
 from attention_jax.masks.strides import strided as strided
-from attention_jax.masks.strides import summary as summary
+from attention_jax.masks.strides import summary_tokens as summary_tokens

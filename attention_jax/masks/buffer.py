@@ -13,7 +13,7 @@ class Written(Mask):
     """Keys in slots of a buffer that hold a real token."""
 
     slots: Any
-    lost: Any
+    full: Any
 
     def prepare(self, lengths: Lengths) -> Sides:
         """One flag for each slot."""
@@ -28,9 +28,9 @@ class Written(Mask):
         """The flags are in the sides."""
         return Written(None, None)
 
-    def spoiled(self) -> Any:
+    def overflowed(self) -> Any:
         """Examples that lost a token."""
-        return None if self.lost is None else self.lost[..., None, None]
+        return None if self.full is None else self.full[..., None, None]
 
     def allowed(self, view: View) -> Any:
         """A written slot."""

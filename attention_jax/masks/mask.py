@@ -43,9 +43,9 @@ class Mask(Record):
         return Sides()
 
     def per_head(self) -> "Mask":
-        """What `allowed` reads inside a kernel, each leaf with a leading head axis of size 1 or N.
+        """The mask inside a kernel, each leaf with a leading head axis of size 1 or N.
 
-        Data that `prepare` put into the sides is left out.
+        Without the data that `prepare` returns.
         """
         return self
 
@@ -54,11 +54,11 @@ class Mask(Record):
         raise NotImplementedError(f"{type(self).__name__} has no allowed")
 
     def decide(self, low: View, high: View) -> Verdict:
-        """What the ranges of a block's data tell about it."""
+        """Whether blocks are empty or full, from the minima and maxima of their data."""
         return Verdict(True, False)
 
-    def spoiled(self) -> Any:
-        """Which examples have lost data, bool `[*#B, 1, 1]`: their output is NaN. None is none."""
+    def overflowed(self) -> Any:
+        """The examples whose cache overflowed, bool `[*#B, 1, 1]`: outputs are NaN."""
         return None
 
     def conjuncts(self) -> "tuple[Mask, ...]":
@@ -90,35 +90,35 @@ class Mask(Record):
         return self
 
     def latest(self) -> int | None:
-        """How many of the latest keys a rolling buffer under this mask holds; None is all."""
+        """The length of a rolling cache, if this is its mask."""
         return None
 
     def by_position(self) -> "Mask":
-        """This mask over the keys of a cache: of array indices and positions, the positions."""
+        """The mask for keys of a cache: compares positions in place of array indices."""
         return self
 
     def by_index(self) -> "tuple[Mask, ...]":
-        """The parts for which the array index of a key matters."""
+        """The parts that depend on the array index of a key."""
         return ()
 
     def __and__(self, other: object) -> "Mask":
-        """Pairs that both masks allow."""
+        """The conjunction."""
         return And(self, other) if _is_mask(other, "&") else NotImplemented
 
     def __or__(self, other: object) -> "Mask":
-        """Pairs that either mask allows."""
+        """The disjunction."""
         return Or(self, other) if _is_mask(other, "|") else NotImplemented
 
-    # An array on the left leaves the word to the mask, which says what to write instead.
+    # NumPy defers to these operators, whose error names from_array.
     __array_ufunc__ = None
     __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> "Mask":
-        """Pairs that the mask does not allow."""
+        """The complement."""
         return Not(self)
 
     def __bool__(self) -> bool:
-        """Refuses `and` / `or` / `not`, which would pick one mask silently."""
+        """Raises: `and` / `or` / `not` would return one of the masks."""
         raise TypeError("combine masks with & | ~, not with and / or / not")
 
     def to_array(
@@ -184,7 +184,7 @@ class Mask(Record):
         return blocks.block_map(self, view, lengths, block_size)
 
     def density(self, T: Size, S: Size) -> float:
-        """The share of the `[T, S]` pairs that may attend; only partial blocks are looked into."""
+        """The share of visible pairs of the `[T, S]` plane; evaluates partial blocks only."""
         check_known("density", T=T, S=S)
         view, lengths = self._view(T, S)
         return blocks.density(self, view, lengths)
@@ -220,9 +220,9 @@ class Pair(Mask):
         """Both masks for one head."""
         return type(self)(self.first.per_head(), self.second.per_head())
 
-    def spoiled(self) -> Any:
-        """What either mask has lost."""
-        first, second = self.first.spoiled(), self.second.spoiled()
+    def overflowed(self) -> Any:
+        """Of either mask."""
+        first, second = self.first.overflowed(), self.second.overflowed()
         if first is None or second is None:
             return second if first is None else first
         return first | second
@@ -255,7 +255,7 @@ class Pair(Mask):
 
 
 def _is_mask(other: object, operator: str) -> TypeGuard[Mask]:
-    """Whether the operator joins it; an array gets a TypeError of its own."""
+    """Whether `other` is a mask; a TypeError for an array."""
     if hasattr(other, "dtype"):
         raise TypeError(f"{operator} joins mask objects, not arrays: write masks.from_array(array)")
     return isinstance(other, Mask)
@@ -266,7 +266,7 @@ class And(Pair):
     """`first & second`."""
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The expression."""
         return self._show("&")
 
     def conjuncts(self) -> tuple[Mask, ...]:
@@ -292,7 +292,7 @@ class Or(Pair):
     """`first | second`."""
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The expression."""
         return self._show("|")
 
     def interval(self) -> Interval:
@@ -317,7 +317,7 @@ class Not(Mask):
     mask: Mask
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The expression."""
         return f"~({self.mask!r})" if isinstance(self.mask, Pair) else f"~{self.mask!r}"
 
     def prepare(self, lengths: Lengths) -> Sides:
@@ -328,9 +328,9 @@ class Not(Mask):
         """The inner mask for one head."""
         return Not(self.mask.per_head())
 
-    def spoiled(self) -> Any:
+    def overflowed(self) -> Any:
         """As the inner mask."""
-        return self.mask.spoiled()
+        return self.mask.overflowed()
 
     def take_heads(self, heads: Sequence[int], count: int) -> "Not":
         """The inner mask of these heads."""
@@ -345,7 +345,7 @@ class Not(Mask):
         return self.mask.by_index()
 
     def allowed(self, view: View) -> Any:
-        """What the inner mask does not allow."""
+        """The complement."""
         return self.mask.allowed(view) ^ True
 
     def decide(self, low: View, high: View) -> Verdict:

@@ -20,7 +20,7 @@ from attention_jax._core.pytrees import pytree, static
 from attention_jax.masks.mask import Interval, Mask, Verdict, View
 from attention_jax.masks.patterns import block_diagonal, causal, window
 from attention_jax.masks.random_blocks import random
-from attention_jax.masks.strides import dilated, strided, summary
+from attention_jax.masks.strides import dilated, strided, summary_tokens
 
 Tokens = Annotated[Any, "an int, or ints"]
 
@@ -237,11 +237,11 @@ def sparse_strided(stride: int) -> Mask:
 def sparse_fixed(size: int, count: int = 1) -> Mask:
     """Sparse Transformer's fixed pattern: the query's own run, and the end of every run.
 
-        causal() & (block_diagonal(size) | summary(size, count))
+        causal() & (block_diagonal(size) | summary_tokens(size, count))
 
     Args:
         size: l in the paper.
-        count: c in the paper, summary keys at the end of each run.
+        count: c in the paper, summary tokens at the end of each run.
 
     Returns:
         A mask object.
@@ -249,4 +249,4 @@ def sparse_fixed(size: int, count: int = 1) -> Mask:
     References:
         Child et al. 2019, arXiv:1904.10509, §4.3, "fixed attention".
     """
-    return causal() & (block_diagonal(size) | summary(size, count))
+    return causal() & (block_diagonal(size) | summary_tokens(size, count))

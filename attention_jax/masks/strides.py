@@ -1,4 +1,4 @@
-"""Periodic masks of positions: dilated, strided, summary columns, axial.
+"""Periodic masks of positions: dilated, strided, summary tokens, axial.
 
     strided    (p - s) mod stride = 0
     dilated    (p - s) mod dilation = 0, within a window
@@ -107,7 +107,7 @@ class Summary(Mask):
     count: int = static()
 
     def __repr__(self) -> str:
-        return f"summary({self.size}, {self.count})"
+        return f"summary_tokens({self.size}, {self.count})"
 
     def allowed(self, view: View) -> Any:
         """`key position mod size >= size - count`."""
@@ -213,7 +213,7 @@ def dilated(size: int, dilation: int) -> Mask:
     return Dilated(check_count("size", size, 1), check_count("dilation", dilation, 1))
 
 
-def summary(size: int, count: int = 1) -> Mask:
+def summary_tokens(size: int, count: int = 1) -> Mask:
     """Summary columns: the last `count` keys of every run of `size`, `s mod size >= size - count`.
 
     One of the two factors of the Sparse Transformer's fixed pattern, `sparse_fixed`.

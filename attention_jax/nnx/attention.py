@@ -22,7 +22,7 @@ _CACHE = {
     "key": "cached_key",
     "value": "cached_value",
     "index": "cache_index",
-    "lost": "cache_lost",
+    "overflowed": "cache_lost",
 }
 
 
@@ -155,7 +155,7 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
         if any(x is not inputs[0] for x in inputs):
             raise ValueError(
                 "decode=True is self-attention and makes keys and values of inputs_q alone; for a "
-                "memory that stays use `remember` and `recall`"
+                "memory that stays use `new_memory_cache` and `with_memory_cache`"
             )
         if valid is not None:
             raise ValueError("the layer's own cache keeps real tokens alone: use with_cache")

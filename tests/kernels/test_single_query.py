@@ -72,7 +72,7 @@ def test_what_a_cache_hides_and_what_it_lost():
     cache = KVCache.init(B, S + 2, K, H, value_depth=V).append(key, value)
     unwritten = [jnp.where(jnp.arange(S + 2) < S, 0, jnp.nan)[None, :, None, None]] * 2
     for lost in (False, True):
-        cache = dataclasses.replace(cache, lost=jnp.array([False, lost]))
+        cache = dataclasses.replace(cache, overflowed=jnp.array([False, lost]))
         request = make_request(
             query,
             cache.key + unwritten[0],

@@ -97,7 +97,7 @@ def test_other_methods_arguments_and_places():
     layer = _attention(in_features=8, score="additive", dropout_rate=0.5)
     mask = aj.masks.padding(jnp.array([6, 3])) & aj.masks.causal()
     _table(layer, X, mask=mask, bias=aj.positions.alibi(2), deterministic=False)
-    for method in ("with_stats", "attention_weights", "remember"):
+    for method in ("with_stats", "attention_weights", "new_memory_cache"):
         options = {"deterministic": True} if method == "with_stats" else {}
         _table(layer, X, method=method, **options)
     cache = layer.new_cache(2, 8)

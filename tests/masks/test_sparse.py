@@ -50,7 +50,7 @@ CASES = {
     "strided 1": (masks.strided(1), lambda t, s: t == t),
     "dilated": (masks.dilated(5, 3), lambda t, s: np.isin(s - t, [-6, -3, 0, 3, 6])),
     "dilated 1": (masks.dilated(4, 1), lambda t, s: abs(s - t) <= 2),
-    "summary": (masks.summary(5, 2), lambda t, s: (s % 5 >= 3) & (t == t)),
+    "summary": (masks.summary_tokens(5, 2), lambda t, s: (s % 5 >= 3) & (t == t)),
     "global": (masks.global_tokens(2), lambda t, s: (t < 2) | (s < 2)),
     "global list": (
         masks.global_tokens([9, 4, 5]),
@@ -287,7 +287,7 @@ def test_a_million_positions():
     [
         (lambda: masks.strided(0), ValueError, "stride must be at least 1"),
         (lambda: masks.dilated(3, 0), ValueError, "dilation must be at least 1"),
-        (lambda: masks.summary(3, 4), ValueError, "count 4 and size 3"),
+        (lambda: masks.summary_tokens(3, 4), ValueError, "count 4 and size 3"),
         (lambda: masks.global_tokens([-1]), ValueError, "at least 0, got -1"),
         (lambda: masks.global_tokens([1.5]), TypeError, "tokens must be integers"),
         (lambda: masks.global_tokens([[1]]), ValueError, "list of ints"),
@@ -311,4 +311,4 @@ def test_the_repr_is_the_call():
     assert repr(masks.sparse_strided(8)) == "causal() & (window(8, 0) | strided(8))"
     assert repr(masks.axial((2, 3), -1)) == "axial((2, 3), 1)"
     assert repr(masks.block_local(2, 3)) == "block_local(2, 3)"
-    assert repr(masks.summary(4)) == "summary(4, 1)"
+    assert repr(masks.summary_tokens(4)) == "summary_tokens(4, 1)"

@@ -24,7 +24,7 @@ from attention_jax.masks import (
     segments,
     sparse_fixed,
     strided,
-    summary,
+    summary_tokens,
     window,
 )
 from tests.modules.flavours import Made
@@ -77,7 +77,7 @@ WINDOWED = {
     "not padding": ~padding(LENGTHS),
     "either": padding(LENGTHS) | prefix(7),
     "prefix": prefix(4),
-    "summary": summary(3, 2),
+    "summary": summary_tokens(3, 2),
     "strided": strided(2),
     "fixed": sparse_fixed(3),
     "global": longformer(3, 1),
@@ -255,7 +255,7 @@ def test_tokens_that_are_not_real_take_no_room_in_it(chunks, flavour):
     for b, row in enumerate(real):
         alone = made(X[b, row], is_causal=True)
         np.testing.assert_allclose(found[b, row], alone, rtol=1e-4, atol=1e-5)
-    assert np.sort(cache.places, axis=-1).tolist() == [[3, 4, 5], [4, 5, 6]]
+    assert np.sort(cache.token_positions, axis=-1).tolist() == [[3, 4, 5], [4, 5, 6]]
     assert int(cache.index) == T
 
 

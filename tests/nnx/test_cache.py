@@ -153,9 +153,9 @@ def test_what_is_remembered_is_what_the_call_sees():
     @nnx.jit
     def run(layer, x):
         query, mask = x[:, :3], aj.masks.padding(lengths)
-        memory = layer.remember(x, valid=jnp.arange(T)[None] < lengths[:, None])
-        hidden = layer.recall(query, layer.remember(x), mask=mask)
-        return layer(query, x, mask=mask), layer.recall(query, memory), hidden
+        memory = layer.new_memory_cache(x, valid=jnp.arange(T)[None] < lengths[:, None])
+        hidden = layer.with_memory_cache(query, layer.new_memory_cache(x), mask=mask)
+        return layer(query, x, mask=mask), layer.with_memory_cache(query, memory), hidden
 
     expected, recalled, hidden = run(layer, X)
     np.testing.assert_allclose(recalled, expected, rtol=1e-4, atol=1e-5)
@@ -245,7 +245,7 @@ def _kept():
         (lambda: _layer(value_features=6), ValueError, ["value_features 6", "num_heads 4"]),
         (lambda: _layer(fused_qkv=True, in_kv_features=4), ValueError, ["in_kv_features 4"]),
         (lambda: _layer(decode=True)(X), ValueError, ["init_cache"]),
-        (lambda: _layer(decode=True)(X, X[:, :3]), ValueError, ["remember"]),
+        (lambda: _layer(decode=True)(X, X[:, :3]), ValueError, ["new_memory_cache"]),
         (lambda: _layer().new_cache(2, -3), ValueError, ["length", "-3"]),
         (
             lambda: _layer().with_cache(X, _layer().new_cache(3, 9)),
@@ -253,7 +253,11 @@ def _kept():
             ["inputs have batch [2]", "cache [3]"],
         ),
         (lambda: _kept()(X[:1, :1]), ValueError, ["inputs_q has batch [1]", "cache [2]"]),
-        (lambda: _layer().recall(X[:1], _layer().remember(X)), ValueError, ["inputs_q", "[1]"]),
+        (
+            lambda: _layer().with_memory_cache(X[:1], _layer().new_memory_cache(X)),
+            ValueError,
+            ["inputs_q", "[1]"],
+        ),
         (lambda: _layer().init_cache(6), TypeError, ["input_shape", "[*B, length, in", "6"]),
         (
             lambda: _layer().init_cache((2, 6, 99)),
