@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
 from attention_jax.linen import MultiHeadAttention
-from tests.linen.tools import apply, init
+from tests.modules.linen_calls import apply, init
 
 ONES = {"kernel_init": nn.initializers.ones, "bias_init": nn.initializers.zeros}
 
@@ -104,22 +103,6 @@ def test_without_dropout_no_stream_changes_anything():
     outs += [apply(dropping, variables, x, deterministic=True, key=key) for key in (0, None)]
     for out in outs[1:]:
         np.testing.assert_array_equal(out, outs[0])
-
-
-@pytest.mark.parametrize("flavour", ["linen", "nnx"])
-def test_the_receptive_field_of_a_causal_layer(flavour):
-    length, mask = 6, aj.masks.causal()
-    x = normal(1, length, 2)
-    if flavour == "linen":
-        layer = MultiHeadAttention(1, mask=mask, kernel_init=nn.initializers.ones)
-        variables = init(layer, x)
-        jacobian = jax.jit(jax.jacobian(lambda x: layer.apply(variables, x).sum(-1)[0]))(x)
-    else:
-        ones = {"kernel_init": nnx.initializers.ones_init()}
-        layer = modules.MultiHeadAttention(1, 2, mask=mask, rngs=nnx.Rngs(0), **ones)
-        jacobian = jax.jit(jax.jacobian(lambda x: layer(x).sum(-1)[0]))(x)
-    reached = np.any(np.abs(jacobian[:, 0]) > 1e-5, axis=-1)
-    np.testing.assert_array_equal(reached, np.tril(np.ones((length, length), bool)))
 
 
 def test_weights_are_sown_by_the_layers_that_are_asked():

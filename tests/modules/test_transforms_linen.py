@@ -13,7 +13,7 @@ from attention_jax.linen import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from tests.linen.tools import apply, init
+from tests.modules.linen_calls import apply, init
 
 pytestmark = pytest.mark.thorough
 

@@ -12,7 +12,7 @@ import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
 from attention_jax.linen import decode
-from tests.linen.tools import apply
+from tests.modules.linen_calls import apply
 
 pytestmark = pytest.mark.thorough
 
@@ -190,41 +190,6 @@ def test_where_tokens_stand():
         close(out[:, 0], expected[:, t])
     shifted = apply(full, params, x, memory, memory_mask=seen, query_positions=jnp.arange(4) + 1)
     assert not np.allclose(shifted, expected, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        ({"positions": "learned"}, ValueError, ["max_length"]),
-        ({"remat": "some"}, ValueError, ["'some'"]),
-        ({"dropout_rate": 1.0}, ValueError, ["[0, 1)"]),
-        ({"num_heads": 8, "positions": "rotary"}, ValueError, ["even"]),
-        ({"num_heads": 3}, ValueError, ["8", "3"]),
-        ({"value_features": 3}, ValueError, ["value_features"]),
-        ({"vocab": 0}, ValueError, ["vocab"]),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_told_at_construction(make, error, words):
-    sizes = {"num_layers": 1, "num_heads": 2, "features": 8, "mlp_features": 16, "vocab": 9}
-    with pytest.raises(error) as raised:
-        linen.TransformerLM(**{**sizes, **make})
-    for word in words:
-        assert word in str(raised.value)
-
-
-def test_bad_calls():
-    model = linen.TransformerLM(1, 2, 8, 16, 9, positions="learned", max_length=6)
-    with pytest.raises(ValueError, match=r"tokens have batch \[2\] but the cache \[3\]"):
-        model.apply({}, TOKENS, model.new_cache(3, 6), method="with_cache")
-    with pytest.raises(ValueError, match=r"7 tokens.*6"):
-        model.new_cache(2, 7)
-    with pytest.raises(ValueError, match=r"8 tokens.*6"):
-        linen.greedy_decode(model, {}, TOKENS[:, :5], max_length=4)
-    with pytest.raises(ValueError, match="num_beams"):
-        linen.beam_decode(model, {}, TOKENS, eos=1, max_length=4, num_beams=0)
-    with pytest.raises(ValueError, match="bos"):
-        linen.greedy_decode(model, {}, TOKENS, bos=1, max_length=4)
 
 
 def test_float16_computes_and_float32_learns():

@@ -10,7 +10,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
-from tests.linen.tools import apply
+from tests.modules.linen_calls import apply
 
 pytestmark = pytest.mark.thorough
 

@@ -13,7 +13,7 @@ import pytest
 
 from attention_jax import masks
 from attention_jax.linen import MultiHeadAttention
-from tests.linen.tools import apply, init
+from tests.modules.linen_calls import apply, init
 
 RNG = np.random.default_rng(0)
 X, STATES = (jnp.asarray(RNG.normal(size=(2, n, 12)), jnp.float32) for n in (5, 7))

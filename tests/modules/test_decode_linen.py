@@ -15,7 +15,7 @@ from attention_jax.linen import (
     attention_fn,
     log_length,
 )
-from tests.linen.tools import apply, init
+from tests.modules.linen_calls import apply, init
 
 pytestmark = pytest.mark.thorough
 
