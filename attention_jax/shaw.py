@@ -98,12 +98,14 @@ def shaw_attention(  # noqa: D417
         both = mask if where is None else where if mask is None else mask & where
         request = make_request(query, key, value, mask=both, statistics=True, **given, **how)
         result = execute(request, implementation)
-        assert result.rows is not None  # asked for above
+        assert result.rows is not None  # the request is for statistics
         assert result.empty is not None
-        lse, seen = (jnp.swapaxes(x, -1, -2)[..., None] for x in (result.rows.lse, ~result.empty))
-        return result.out, lse, seen
+        lse, nonempty = (
+            jnp.swapaxes(x, -1, -2)[..., None] for x in (result.rows.lse, ~result.empty)
+        )
+        return result.out, lse, nonempty
 
-    out, lse, seen = attend_part(value, None)
+    out, lse, nonempty = attend_part(value, None)
     nothing = jnp.zeros((*layout.batch, layout.S, layout.K, 0), lse.dtype)
 
     def share(part: Array, some: Array) -> Array:
@@ -111,7 +113,7 @@ def shaw_attention(  # noqa: D417
         return jnp.where(some, jnp.exp(jnp.where(some, part - lse, 0)), 0)
 
     if k == 0:
-        weights = seen.astype(lse.dtype)
+        weights = nonempty.astype(lse.dtype)
     else:
         before, after = (
             share(*attend_part(nothing, ~w)[1:]) for w in (window(k - 1, None), window(None, k - 1))

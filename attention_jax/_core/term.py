@@ -1,11 +1,11 @@
-"""What a term of the logits is: the protocol that scores and biases share.
+"""Terms of the logits: the protocol of scores and biases.
 
     logits(t, s) = Σ_terms term(q_t, k_s, t, s)
 
 A term is evaluated in two halves. `prepare` runs once over whole arrays, O(T + S): projections,
-normalisation, scale. `block` runs once for each block, for one head: it sees only slices. Ordinary
-autodiff goes through `prepare`; a kernel's backward pass asks `jax.jvp` of `block`, so no term
-needs a gradient of its own.
+normalisation, scale. `block` runs once for each block of one head, on slices. Ordinary autodiff
+differentiates `prepare`; a kernel's backward pass takes `jax.jvp` of `block`, so no term needs a
+gradient of its own.
 """
 
 from typing import Any, ClassVar, NamedTuple

@@ -1,4 +1,4 @@
-"""Masks: who may look. Pure objects that combine with `&`, `|` and `~`."""
+"""Masks: which keys are visible to which queries. Pure objects, combined by `&`, `|` and `~`."""
 
 from attention_jax.masks.block_map import BlockMap as BlockMap
 from attention_jax.masks.data import from_array as from_array

@@ -1,4 +1,4 @@
-"""The masks of a buffer of keys that is filled step by step, as a cache is."""
+"""The masks of caches, and the checks of masks over rolling caches."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Written(Mask):
         return Written(None, None)
 
     def overflowed(self) -> Any:
-        """Examples that lost a token."""
+        """Examples that overflowed."""
         return None if self.full is None else self.full[..., None, None]
 
     def allowed(self, view: View) -> Any:
@@ -51,7 +51,7 @@ class Latest(Window):
 
 
 def check_reach(length: int, interval: Interval) -> None:
-    """Checks that a buffer of the latest `length` keys holds all that a query sees.
+    """Checks that a buffer of the latest `length` keys holds all visible keys of a query.
 
     Raises:
         ValueError: If `interval` begins before the buffer, or has no known beginning.
@@ -80,7 +80,7 @@ def over_rolling_cache(mask: Mask, length: int) -> Mask:
     """The mask by position.
 
     Raises:
-        ValueError: If it reaches further back than `length`, or goes by the array index of keys.
+        ValueError: If it is longer than `length`, or depends on the array index of keys.
     """
     interval = intersection(*(part for part in mask.conjuncts() if part.latest() is None))
     if interval.left is not None:
@@ -92,7 +92,7 @@ def over_rolling_cache(mask: Mask, length: int) -> Mask:
 
 
 def refuse_index(name: str, given: object, length: int) -> None:
-    """Raises for an argument that goes by the array index of keys in a rolling cache."""
+    """Raises for an argument that depends on the array index of keys in a rolling cache."""
     raise ValueError(
         f"{name} {given!r} goes by the array index of a key, but a rolling cache of length "
         f"{length} does not keep keys in the order of their positions: use a {name} of positions, "

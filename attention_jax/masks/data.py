@@ -1,4 +1,4 @@
-"""Masks that follow from data: lengths, segment ids, arrays. They go by array index.
+"""Masks of data: lengths, segment ids, arrays. They use array indices.
 
 Their data is O(T + S), or the given array; block maps are traced, through block minima and maxima.
 """
@@ -81,20 +81,20 @@ class Padding(Mask):
         return Padding(self.key_lengths, self.query_lengths, True)
 
     def by_index(self) -> tuple[Mask, ...]:
-        """Itself, unless it goes by position."""
+        """Itself, unless it compares positions."""
         return () if self.positional else (self,)
 
     def allowed(self, view: View) -> Any:
         """Real key, real query."""
         return self._real(view, view)
 
-    def _real(self, places: View, limits: View) -> Any:
+    def _real(self, at: View, limits: View) -> Any:
         keys, queries = limits.sides.key, limits.sides.query
         if self.positional:
-            keys = places.key_positions < keys
+            keys = at.key_positions < keys
         if isinstance(queries, tuple):  # no query_lengths
             return keys
-        return keys & (places.query_positions < queries if self.positional else queries)
+        return keys & (at.query_positions < queries if self.positional else queries)
 
     def decide(self, low: View, high: View) -> Verdict:
         """From the least position and the greatest length, and the other way round."""
@@ -103,7 +103,7 @@ class Padding(Mask):
 
 @pytree
 class Segments(Mask):
-    """Query and key see each other where their ids agree and are no padding."""
+    """Pairs with equal ids, other than the id of padding."""
 
     query_ids: Any
     key_ids: Any = None
@@ -152,7 +152,7 @@ class Segments(Mask):
         return dtype.type(self.padding_id) if fits else None
 
     def decide(self, low: View, high: View) -> Verdict:
-        """By the ranges of ids; exact for blocks of one id, careful for others."""
+        """From the ranges of ids; exact for blocks of one id, conservative for others."""
         q_low, q_high = low.sides.query, high.sides.query
         k_low, k_high = low.sides.key, high.sides.key
         some = (q_low <= k_high) & (k_low <= q_high)
@@ -167,7 +167,8 @@ class Segments(Mask):
 def _alike(query_ids: Any, key_ids: Any) -> tuple[Any, Any]:
     """Both with one dtype, int32 unless 64 bits are on.
 
-    Of a signed and an unsigned one, what the other cannot be becomes -1 or -2, which match nothing.
+    With one signed and one unsigned dtype, ids that the other cannot represent become -1 or -2,
+    which match nothing.
     """
     widest = np.promote_types(query_ids.dtype, key_ids.dtype)
     dtype = jax.dtypes.canonicalize_dtype(widest if widest.kind in "iu" else np.int64)
@@ -252,7 +253,7 @@ def padding(key_lengths: Any, query_lengths: Any = None) -> Mask:
 
     Args:
         key_lengths: ints `[*B]`: how many of each example's keys are real.
-        query_lengths: ints `[*B]`; queries beyond see nothing, so their output is 0.
+        query_lengths: ints `[*B]`; later queries are empty rows, with output 0.
 
     Returns:
         A mask object; the lengths are its leaves.
@@ -266,13 +267,12 @@ def padding(key_lengths: Any, query_lengths: Any = None) -> Mask:
 def segments(
     query_ids: AnyArray, key_ids: AnyArray | None = None, padding_id: int | None = None
 ) -> Mask:
-    """Packed sequences: a query sees the keys with its own segment id.
+    """Packed sequences: keys with the query's segment id are visible.
 
     Args:
         query_ids: ints `[T]` or `[*B, T]`, any values in any order.
         key_ids: ints `[S]` or `[*B, S]`; by default `query_ids`, for self-attention.
-        padding_id: an id that marks padding: such keys are seen by nobody, such queries see
-            nothing.
+        padding_id: the id of padding: such keys are masked, such queries are empty rows.
 
     Returns:
         A mask object; the ids are its leaves.
@@ -324,15 +324,14 @@ def from_array(array: AnyArray) -> Mask:
         A mask object; the array is its leaf.
 
     Raises:
-        TypeError: the array is not boolean. One of ones and zeros, as Flax's `make_causal_mask`
-            gives unless told otherwise, must be made so; a float array that is added is a `bias`.
+        TypeError: the array is not boolean. For a 0/1 array, such as the default of Flax's
+            `make_causal_mask`, use `mask.astype(bool)`; for additive values use `bias=`.
     """
     as_array("mask", array)
     if array.dtype != np.bool_:
         raise TypeError(
             f"mask must be boolean (True = may attend), got dtype {np.dtype(array.dtype).name}: "
-            "of ones and zeros, write mask.astype(bool); numbers to add to the scores are a bias, "
-            "bias="
+            "for a 0/1 array write mask.astype(bool); for additive values use bias="
         )
     missing = (1,) * max(0, 2 - array.ndim)
     return FromArray(array.reshape(*missing, *array.shape) if missing else array)

@@ -20,7 +20,7 @@ from attention_jax.masks.mask import Band, Interval, Lengths, Mask, Verdict, Vie
 
 @pytree
 class Causal(Mask):
-    """Query at position p sees keys at positions <= p."""
+    """For a query at position p, keys at positions <= p."""
 
     align: str = static(default="start")
 
@@ -67,7 +67,7 @@ class Causal(Mask):
 
 @pytree
 class Window(Mask):
-    """Query at position p sees keys at p - left .. p + right; None is no limit."""
+    """For a query at position p, keys at p - left .. p + right; None is no limit."""
 
     left: int | None = static()
     right: int | None = static()
@@ -93,7 +93,7 @@ class Window(Mask):
         return inside if high is None else inside & (keys <= high)
 
     def _reach(self, queries: Any) -> tuple[Any, Any]:
-        """The first and the last key position that each query sees; None is no limit.
+        """The first and the last visible key position of each query; None is no limit.
 
         Computed per row, and clamped so that the integers do not overflow.
         """
@@ -119,7 +119,7 @@ class Window(Mask):
 
 @pytree
 class Prefix(Mask):
-    """Every query sees keys at positions below `length`."""
+    """Keys at positions below `length`, for every query."""
 
     length: int = static()
 
@@ -196,8 +196,8 @@ def causal(align: str = "start") -> Mask:
     """The causal mask, `s <= t` on absolute positions.
 
     Args:
-        align: "start" lets query t see keys at positions <= t, as in jax.nn; "end" lets the last
-            query see the last key, `s <= t + S - T`, for default positions only.
+        align: "start": keys at positions <= t are visible to query t, as in jax.nn; "end": the last
+            key is visible to the last query, `s <= t + S - T`, for default positions only.
 
     Returns:
         A mask object.
@@ -215,8 +215,8 @@ def window(left: int | None, right: int | None) -> Mask:
 
     Args:
         left: number of visible positions before the query's, at least 0; None is no limit.
-        right: number of visible positions after it; None is no limit. With `window(255, 0)` a query
-            sees 256 keys, its own included.
+        right: number of visible positions after it; None is no limit. With `window(255, 0)`
+            256 keys are visible, the query's own included.
 
     Returns:
         A mask object.

@@ -39,7 +39,7 @@ class Interval(NamedTuple):
 
 
 class Band(NamedTuple):
-    """A mask that is an interval of array indices: query t sees keys t - left .. t + right.
+    """A mask that is an interval of array indices: keys t - left .. t + right for query t.
 
     Attributes:
         left: None is no bound.

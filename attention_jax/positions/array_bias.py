@@ -27,7 +27,7 @@ class ArrayBias(Term):
         if not jnp.issubdtype(self.array.dtype, jnp.floating):
             raise TypeError(
                 f"bias must be floating, got dtype {np.dtype(self.array.dtype).name}; a boolean "
-                "array that says who may attend is a mask: pass it as mask="
+                "array is a mask: pass it as mask="
             )
         check_pairs("bias", self.array, layout)
 

@@ -1,9 +1,9 @@
-"""What a bias is: the third of attention's four choices, where.
+"""The base class of bias objects, which are added to scores.
 
     logits(t, s) = score(q_t, k_s) + bias(t, s)
 
-A bias is a term of the logits like a score, evaluated block by block from positions, so that none
-of them ever builds a [T, S] array. A new bias is one class with `block` (see
+A bias is a term of the logits like a score, evaluated block by block from positions, without a
+[T, S] array. A new bias is one class with `block` (see
 `attention_jax._core.term`).
 """
 
@@ -27,7 +27,7 @@ class Bias(Term):
 
     @property
     def may_overflow(self) -> bool:
-        """Linear in what it looks up."""
+        """Linear in its parameters."""
         return False
 
     def to_array(
@@ -38,7 +38,7 @@ class Bias(Term):
         query_positions: AnyArray | None = None,
         key_positions: AnyArray | None = None,
     ) -> Array:
-        """The bias as an array, for looking at; `attend` never builds it.
+        """The bias as an array, which `attend` never builds.
 
         Args:
             T: number of queries.

@@ -17,9 +17,9 @@ Number = Annotated[Any, "a number, NumPy's too; checked here"]
 
 
 class Scaling:
-    """What `rotary` asks of a scaling."""
+    """The interface of a scaling of `rotary`."""
 
-    gain: float = 1.0  # what the rotated channels are multiplied by
+    gain: float = 1.0  # factor of the rotated channels
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         """Radians a step of each channel pair, float64 `[width // 2]`."""
@@ -33,7 +33,7 @@ class Linear(Scaling):
     factor: float
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The call."""
         return f"linear_scaling({self.factor})"
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
@@ -48,7 +48,7 @@ class Ntk(Scaling):
     factor: float
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The call."""
         return f"ntk_scaling({self.factor})"
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
@@ -69,7 +69,7 @@ class Yarn(Scaling):
     gain: float = 1.0
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The call."""
         return (
             f"yarn_scaling({self.factor}, {self.original_length}, beta_fast={self.beta_fast}, "
             f"beta_slow={self.beta_slow}, gain={self.gain:.6g})"

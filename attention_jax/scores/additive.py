@@ -1,8 +1,8 @@
-"""Additive scores: a small network on the sum of a projected query and a projected key.
+"""Additive scores: a one-layer network on the sum of a projected query and a projected key.
 
     e(t, s) = Σ_a v_a · f(q_t W_query + k_s W_key)_a
 
-The projections are made once, O(T + S); a block walks the hidden features one by one over its
+The projections are computed once, O(T + S); a block adds one hidden feature after another to its
 [Tb, Sb] plane, so that no array of T·S·A elements exists, forward or backward.
 
 References:
@@ -40,10 +40,10 @@ def project_key(key: Array, weight: Any, heads: int) -> Array:
 
 
 def _in_range(x: Array) -> Array:
-    """`x`, the largest finite number in place of an infinite one.
+    """`x` with infinities replaced by the largest finite number.
 
-    An infinite one has no sum with its opposite. f is flat there, or the score out of range. A
-    `clip` would do, and keep twice as much for its derivative.
+    The sum of opposite infinities is NaN. f is constant there, or the score overflows. `clip` would
+    store twice as much for its derivative.
     """
     largest = jnp.copysign(jnp.asarray(jnp.finfo(x.dtype).max, x.dtype), x)
     return jnp.where(jnp.isinf(x), jax.lax.stop_gradient(largest), x)

@@ -1,4 +1,4 @@
-"""Scores made from scores: temperature, clipping, capping, length scaling.
+"""Modifiers of scores: temperature, clipping, soft capping, length scaling.
 
 Each wraps a score and changes its value elementwise, so they nest in any order:
 `soft_cap(temperature(scaled_dot(), 0.5), 50.0)`.
@@ -49,9 +49,9 @@ class Modified(Score):
         return dataclasses.replace(self, score=self.score.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The inner score's block, changed; what it hides stays hidden."""
+        """The inner score's block, changed; masked pairs stay -inf."""
         scores = self.score.block(sides, query_positions, key_positions)
-        return _but_hidden(self.score, scores, self.change)
+        return _keep_masked(self.score, scores, self.change)
 
     @property
     def may_hide(self) -> bool:
@@ -64,12 +64,12 @@ class Modified(Score):
         return self.score.block_hint
 
 
-def _but_hidden(score: Term, scores: Array, change: Callable[[Array], Array]) -> Array:
-    """The scores changed, except where -inf hides a pair: neither capped nor a factor's NaN."""
+def _keep_masked(score: Term, scores: Array, change: Callable[[Array], Array]) -> Array:
+    """The changed scores, except that -inf stays -inf: it is neither capped nor multiplied by 0."""
     if not score.may_hide:
         return change(scores)
-    hidden = scores == NEG_INF
-    return jnp.where(hidden, NEG_INF, change(jnp.where(hidden, 0, scores)))
+    masked = scores == NEG_INF
+    return jnp.where(masked, NEG_INF, change(jnp.where(masked, 0, scores)))
 
 
 @pytree
@@ -113,7 +113,7 @@ class SoftCap(Modified):
         return self.score.scale_of_products(depth)
 
     def change(self, scores: Array) -> Array:
-        """Squashes into (-cap, cap)."""
+        """Maps into (-cap, cap)."""
         return self.cap * jnp.tanh(scores / self.cap)
 
 
@@ -166,7 +166,7 @@ class LogLength(Score):
         return Sides((inner.query, log), inner.key, inner.pair)
 
     def per_head(self) -> "LogLength":
-        """`s` with its head axis; the length is used up by `prepare`."""
+        """`s` with its head axis; `prepare` has used the length."""
         return LogLength(self.score.per_head(), head_axis(self.s, 0), None)
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
@@ -174,7 +174,7 @@ class LogLength(Score):
         inner, log = sides.query
         scores = self.score.block(sides._replace(query=inner), query_positions, key_positions)
         factor = jnp.asarray(self.s).astype(scores.dtype) * log.astype(scores.dtype)
-        return _but_hidden(self.score, scores, lambda x: x * factor[:, None])
+        return _keep_masked(self.score, scores, lambda x: x * factor[:, None])
 
     @property
     def may_hide(self) -> bool:

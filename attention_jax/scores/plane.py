@@ -1,17 +1,17 @@
-"""The additive score over one [Tb, Sb] plane, a group of hidden features after another.
+"""The additive score of one [Tb, Sb] plane, accumulated over groups of hidden features.
 
     plane(t, s) = Σ_a v_a · f(x_ta + y_sa)
 
-The broadcast form builds [Tb, Sb, A] and is bound by memory; walking the features keeps one plane
-in cache. For tanh and the logistic sigmoid no transcendental function is needed per pair:
+The broadcast form builds [Tb, Sb, A] and is bound by memory; accumulating over features keeps one
+plane in cache. For tanh and the logistic sigmoid no transcendental function is needed per pair:
 
     E = exp(c z),  tanh(x + y) = 1 - 2 r,  sigmoid(x + y) = 1 - r,  r = 1 / (1 + E_x E_y),
 
 with c = 2 for tanh and 1 for sigmoid: the exponentials are per row, and two features share one
 division. The derivative takes one plane, r², for rows, columns and v alike. The products stay in
-range as long as no |c z| of a row or column exceeds 21, where the function alone is flat to the
-last bit. Rows and columns beyond that get the function itself, and the others do not notice: what
-one key is never changes so much as the rounding of another's score.
+range as long as no |c z| of a row or column exceeds 21, from where on the function is constant to
+the last bit. Rows and columns beyond that use the function itself: one key never affects another's
+score, not even its rounding.
 """
 
 from collections.abc import Callable
@@ -63,11 +63,11 @@ def additive_plane(
     near_x, near_y = (jnp.clip(z.T * rate, -_LIMIT, _LIMIT) for z in (x, y))
     plane = jnp.sum(v) - factor * _rational(near_x, near_y, v)
 
-    def mend() -> Array:
+    def with_far() -> Array:
         far = far_x[:, None] | far_y[None, :]
         return jnp.where(far, _direct(x, y, v, activation), plane)
 
-    return jax.lax.cond(_any_far(jnp.any(far_x) | jnp.any(far_y)), mend, lambda: plane)
+    return jax.lax.cond(_any_far(jnp.any(far_x) | jnp.any(far_y)), with_far, lambda: plane)
 
 
 def _is_large(x: Array, y: Array) -> bool:

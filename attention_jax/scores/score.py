@@ -1,4 +1,4 @@
-"""What a score is: the first of attention's four choices, who matches.
+"""The base class of scores, the similarity of queries and keys.
 
     e(t, s) = score(q_t, k_s)
 
@@ -58,7 +58,7 @@ class Sum(Score):
     bias: Term
 
     def __repr__(self) -> str:
-        """Written as it was made."""
+        """The expression."""
         return f"{self.score!r} + {self.bias!r}"
 
     def check(self, layout: Layout) -> None:
@@ -80,7 +80,7 @@ class Sum(Score):
         return Sum(self.score.per_head(), self.bias.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The sum of the two blocks; what the second hides is hidden, whatever the first is."""
+        """The sum of the two blocks; -inf where the second is -inf, whatever the first is."""
         first, second = (Sides(*side) for side in zip(*sides, strict=True))
         bias = self.bias.block(second, query_positions, key_positions)
         hidden = bias == NEG_INF if self.bias.may_hide else None

@@ -68,8 +68,8 @@ def merge(
     def total(x: Array) -> Array:
         return jnp.sum(x, axis=0, keepdims=True)
 
-    seen = lses != NEG_INF
-    out, top, weights = _merged(outs, jnp.where(seen, lses, 0), seen, largest, total)
+    nonempty = lses != NEG_INF
+    out, top, weights = _merged(outs, jnp.where(nonempty, lses, 0), nonempty, largest, total)
     some = weights > 0
     lse = jnp.where(some, top + jnp.log(jnp.where(some, weights, 1)), NEG_INF)
     return out[0], lse[0]
@@ -81,13 +81,13 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _merged(
-    out: Array, lse: Array, seen: Array, largest: Any, total: Any
+    out: Array, lse: Array, nonempty: Array, largest: Any, total: Any
 ) -> tuple[Array, Array, Array]:
     """The output over all parts; the largest lse of a part and the sum of `exp(lse - largest)`."""
     dtype = out.dtype
-    top = jax.lax.stop_gradient(jnp.where(seen, lse, lowest(lse.dtype)))
+    top = jax.lax.stop_gradient(jnp.where(nonempty, lse, lowest(lse.dtype)))
     top = jax.lax.stop_gradient(largest(top))
-    weight = jnp.where(seen, jnp.exp(jnp.where(seen, lse - top, 0)), 0)
+    weight = jnp.where(nonempty, jnp.exp(jnp.where(nonempty, lse - top, 0)), 0)
     weights = total(weight)
     safe = jnp.where(weights > 0, weights, 1)
     shares = jnp.swapaxes(weight, -1, -2)[..., None]
