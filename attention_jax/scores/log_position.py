@@ -8,7 +8,7 @@ from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_per_head
 from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import head_axis
-from attention_jax.scores.modifiers import Modified
+from attention_jax.scores.modifiers import Modified, keep_masked
 
 
 @pytree
@@ -33,4 +33,5 @@ class LogPosition(Modified):
         """Scales each row."""
         scores = self.score.block(sides, query_positions, key_positions)
         count = jnp.maximum(query_positions, 0).astype(scores.dtype) + 1
-        return scores * (jnp.asarray(self.s).astype(scores.dtype) * jnp.log(count))[:, None]
+        factor = jnp.asarray(self.s).astype(scores.dtype) * jnp.log(count)
+        return keep_masked(self.score, scores, lambda x: x * factor[:, None])

@@ -51,7 +51,7 @@ class Modified(Score):
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
         """The inner score's block, changed; masked pairs stay -inf."""
         scores = self.score.block(sides, query_positions, key_positions)
-        return _keep_masked(self.score, scores, self.change)
+        return keep_masked(self.score, scores, self.change)
 
     @property
     def may_hide(self) -> bool:
@@ -64,7 +64,7 @@ class Modified(Score):
         return self.score.block_hint
 
 
-def _keep_masked(score: Term, scores: Array, change: Callable[[Array], Array]) -> Array:
+def keep_masked(score: Term, scores: Array, change: Callable[[Array], Array]) -> Array:
     """The changed scores, except that -inf stays -inf: it is neither capped nor multiplied by 0."""
     if not score.may_hide:
         return change(scores)
@@ -134,10 +134,9 @@ class Clip(Modified):
 
 
 @pytree
-class LogLength(Score):
+class LogLength(Modified):
     """`s · ln(n) · score`, n the number of keys unless given."""
 
-    score: Term
     s: Any
     length: Any = None
 
@@ -174,17 +173,7 @@ class LogLength(Score):
         inner, log = sides.query
         scores = self.score.block(sides._replace(query=inner), query_positions, key_positions)
         factor = jnp.asarray(self.s).astype(scores.dtype) * log.astype(scores.dtype)
-        return _keep_masked(self.score, scores, lambda x: x * factor[:, None])
-
-    @property
-    def may_hide(self) -> bool:
-        """As the inner score."""
-        return self.score.may_hide
-
-    @property
-    def block_hint(self) -> tuple[int, int] | None:
-        """As the inner score."""
-        return self.score.block_hint
+        return keep_masked(self.score, scores, lambda x: x * factor[:, None])
 
 
 def _score(score: Any) -> Score:

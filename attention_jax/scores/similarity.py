@@ -7,6 +7,7 @@ References:
     Graves, Wayne, Danihelka 2014, "Neural Turing Machines", arXiv:1410.5401, eq. 6 (cosine).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -36,11 +37,32 @@ def _same_depth(layout: Layout) -> None:
         raise ValueError(f"query depth {layout.H} and key depth {layout.Hk} must match (H)")
 
 
-@pytree
-class Dot(Score):
-    """`e = q · k`."""
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Product(Score):
+    """A score whose block is one matrix product of prepared queries and keys.
+
+    Parameters are applied by `prepare`.
+    """
 
     is_product = True
+
+    def per_head(self) -> "Product":
+        """Without parameters."""
+        return dataclasses.replace(self, **{f.name: None for f in dataclasses.fields(self)})
+
+    @property
+    def may_overflow(self) -> bool:
+        """Linear in both factors."""
+        return False
+
+    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
+        """`q kᵀ`."""
+        return pair_products(sides.query, sides.key)
+
+
+@pytree
+class Dot(Product):
+    """`e = q · k`."""
 
     def check(self, layout: Layout) -> None:
         """Depths must agree."""
@@ -54,21 +76,10 @@ class Dot(Score):
         """With scale 1."""
         return DotProduct(1.0)
 
-    @property
-    def may_overflow(self) -> bool:
-        """Linear in both."""
-        return False
-
-    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """`q kᵀ`."""
-        return pair_products(sides.query, sides.key)
-
 
 @pytree
-class ScaledDot(Score):
+class ScaledDot(Product):
     """`e = scale · q · k`, scale 1/√H unless given."""
-
-    is_product = True
 
     scale: Any = None
     constant: float | None = static(default=None)
@@ -124,10 +135,8 @@ class ScaledDot(Score):
 
 
 @pytree
-class General(Score):
+class General(Product):
     """`e = qᵀ W k`."""
-
-    is_product = True
 
     weight: Any
 
@@ -139,25 +148,10 @@ class General(Score):
         """Projects the query: `q W`."""
         return Sides(matmul(query, over_heads(self.weight, 2, query.ndim)), key)
 
-    def per_head(self) -> "General":
-        """The weight is used up by `prepare`."""
-        return General(None)
-
-    @property
-    def may_overflow(self) -> bool:
-        """Linear in both."""
-        return False
-
-    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """`(q W) kᵀ`."""
-        return pair_products(sides.query, sides.key)
-
 
 @pytree
-class Cosine(Score):
+class Cosine(Product):
     """`e = scale · (q / |q|) · (k / |k|)`; a zero vector scores 0."""
-
-    is_product = True
 
     scale: Any = 1.0
 
@@ -171,19 +165,6 @@ class Cosine(Score):
         query, key = safe_normalize(query), safe_normalize(key)
         factor = jnp.asarray(self.scale).astype(query.dtype)
         return Sides(query * over_heads(factor, 0, query.ndim), key)
-
-    def per_head(self) -> "Cosine":
-        """The scale is used up by `prepare`."""
-        return Cosine(None)
-
-    @property
-    def may_overflow(self) -> bool:
-        """Linear in both."""
-        return False
-
-    def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The product of the normalised vectors."""
-        return pair_products(sides.query, sides.key)
 
 
 @pytree

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention_jax as aj
 from attention_jax import scores
+from attention_jax.scores.log_position import LogPosition
 
 RNG = np.random.default_rng(0)
 B, T, S, N, K, H, HK, A = 2, 5, 7, 6, 3, 4, 3, 5
@@ -231,3 +233,20 @@ def test_bad_numbers_are_refused():
 def test_what_is_no_parameter_is_named_at_once(name, make):
     with pytest.raises(TypeError, match=rf"^{name} must be"):
         make()
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "flash"])
+def test_a_masking_bias_inside_a_scale_by_length(implementation):
+    """At position 0 the factor of `log_position` is 0, and 0 · -inf is NaN."""
+    x = np.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), np.float32)
+    bias = np.where(np.tri(4, dtype=bool), np.float32(0), -np.inf)
+    rows = np.log(np.arange(4) + 1.0)[:, None]
+    logits = np.einsum("tnh,snh->nts", x, x) / np.sqrt(3) * rows
+    expected = aj.testing.reference_attention(x, x, x, scores=logits, mask=bias == 0)
+    score = LogPosition(scores.scaled_dot() + bias, np.float32(1))
+
+    def out(x):
+        return aj.attend(x, x, x, score=score, implementation=implementation)
+
+    np.testing.assert_allclose(out(x), expected.out, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: jnp.sum(out(x) ** 2))(x)).all()
