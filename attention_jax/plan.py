@@ -227,8 +227,8 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         if reason is None:
             return Choice(name, reasons)
         reasons[name] = reason
-    told = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
-    raise NotImplementedError(f"no implementation can do this request: {told}")
+    each = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
+    raise NotImplementedError(f"no implementation can do this request: {each}")
 
 
 def _preferred(request: Request) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The alphabet of axes, said once.
+"""The letters of axes.
 
 | letter | axis                                     | letter | axis                                |
 |--------|------------------------------------------|--------|-------------------------------------|
@@ -9,7 +9,7 @@
 | `K`    | key/value heads, N a multiple of K       |        |                                     |
 
 Public arrays are `query [*B, T, N, H]`, `key [*B, S, K, H]`, `value [*B, S, K, V]`. Inside the
-engine the head axis stands in front of the length axis (`[*B, N, T, H]`), so that a kernel written
+engine the head axis is in front of the length axis (`[*B, N, T, H]`), so that a kernel written
 for one head can be mapped over everything to its left.
 """
 
@@ -24,8 +24,8 @@ Shape = tuple[Any, ...]  # ints, or symbolic sizes under `jax.export`
 Size = Annotated[Any, int]  # an int or a symbolic size
 Batch = Annotated[Any, int | Shape]  # `*B` as one size or a tuple
 
-# What users pass, in letters. Only documented here: `checks` asserts it, with an error made for the
-# reader, so no annotation may refuse it before.
+# The shapes of public arguments. The annotations only document them: `checks` raises the errors, so
+# no annotation may refuse an argument before.
 Query = Annotated[Any, Float[Array, "*B T N H"]]
 Key = Annotated[Any, Float[Array, "*B S K Hk"]]
 Value = Annotated[Any, Float[Array, "*B S K V"]]

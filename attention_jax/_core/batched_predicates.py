@@ -1,8 +1,8 @@
-"""One answer for a whole vmapped batch, so that a branch on it stays a branch.
+"""One predicate for a whole vmapped batch, so that a branch on it stays a branch.
 
-`jax.vmap` turns a branch whose predicate differs between entries into a selection, and guards every
-operand with `stop_gradient`. On a tangent that cannot be transposed, so reverse mode fails; and a
-selection computes all branches anyway. Joining the answers first avoids both.
+`jax.vmap` turns a branch whose predicate differs between entries into a select of all branches, and
+applies `stop_gradient` to every operand, which cannot be transposed for a tangent, so reverse mode
+fails. Joining the predicates first avoids both.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ import jax
 
 
 def one_for_all(join: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The identity, which under `jax.vmap` returns the same for all entries.
+    """The identity, which under `jax.vmap` returns one value for all entries.
 
     Args:
-        join: one answer for several, stacked along axis 0; for integers and booleans.
+        join: maps integers or booleans, stacked along axis 0, to one of them.
     """
 
     @jax.custom_batching.custom_vmap

@@ -16,6 +16,7 @@ import jax
 import jax.core
 from jax.extend.core import get_opaque_trace_state
 
+from attention_jax._core.numerics import infs_are_errors
 from attention_jax._core.user_code import holds_user_code
 
 _MOST_STRUCTURES = 4096
@@ -51,7 +52,7 @@ def compiled(function: Callable[..., Any], *, static: tuple[int, ...] = ()) -> C
             if len(known) >= _MOST_STRUCTURES:
                 known.clear()
             known.add(key)
-        return (without_infs if jax.config.jax_debug_infs else cached)(*arguments)
+        return (without_infs if infs_are_errors() else cached)(*arguments)
 
     call._cache_size = cached._cache_size  # type: ignore[attr-defined]  # as jax.jit has it
     return call

@@ -1,13 +1,12 @@
 """Mesh axes that are part of a value's type: manual ones and explicit ones.
 
-Manual: inside `jax.shard_map` a value varies over some of them, or is the same.
+Manual: inside `jax.shard_map` a value varies over some of them, or is replicated. A loop's carry
+and a branch's outputs must vary over the same axes. The cotangent of a cast to varying is a sum
+over devices; inside a loop, devices that take different branches would deadlock in it. So
+everything is cast once, outside the loops.
 
-A loop's carry and a branch's outputs must vary alike. And what is cast to varying inside a loop has
-its cotangent summed over devices inside the loop, where devices that take different branches wait
-for one another for ever. So everything is cast once, outside: the transpose is one sum.
-
-Explicit: what is mapped together must be divided among devices alike along the mapped axis, and
-what we make ourselves, such as dropout's bits, or are given whole, such as a mask, is not.
+Explicit: arrays that are mapped together must be divided alike along the mapped axis. Arrays made
+here, such as dropout's bits, or passed whole, such as a mask, are not, and are divided first.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Dtypes and the few numerical habits that every part shares."""
+"""Dtypes, accumulation and precision: numerical functions that every part shares."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -124,8 +124,13 @@ def safe_normalize(x: AnyArray) -> Array:
 
 
 def is_concrete(*trees: Any) -> bool:
-    """Whether no leaf of the trees is a tracer, so that values may be looked at."""
+    """Whether no leaf of the trees is a tracer, so that their values are known."""
     return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
+
+
+def infs_are_errors() -> bool:
+    """Whether `jax_debug_infs` is on."""
+    return bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

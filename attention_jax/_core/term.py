@@ -78,27 +78,27 @@ class Term(Record):
     def may_overflow(self) -> bool:
         """Whether finite data can have a derivative that is not finite.
 
-        A hidden pair's cotangent is 0, which such a derivative would turn into NaN: rows and
-        columns that are hidden throughout are replaced before the term sees them.
+        A masked pair's cotangent is 0, and 0 times such a derivative is NaN: rows and columns
+        without a visible pair are replaced before `block` is called.
         """
         return True
 
     @property
     def block_hint(self) -> tuple[int, int] | None:
-        """The (query, key) block size that suits the term on a CPU, None where any does."""
+        """The fastest (query, key) block size on a CPU; None if the term does not matter."""
         return None
 
 
-def without_hidden(sides: Sides, seen: Array) -> Sides:
-    """A block's data `[Tb, ...]` and `[Sb, ...]`, ones in rows and columns with nothing to see.
+def without_masked(sides: Sides, visible: Array) -> Sides:
+    """A block's data `[Tb, ...]` and `[Sb, ...]`, with ones in rows and columns that are masked.
 
-    `seen` is bool, `[#Tb, #Sb]`; pair data stays as it is.
+    `visible` is bool, `[#Tb, #Sb]`; pair data is not changed.
     """
 
     def keep(x: Any, axis: int) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        some = jnp.any(seen, axis=axis).reshape(-1, *(1,) * (x.ndim - 1))
+        some = jnp.any(visible, axis=axis).reshape(-1, *(1,) * (x.ndim - 1))
         return jnp.where(some, x, jnp.ones((), x.dtype))
 
     return Sides(

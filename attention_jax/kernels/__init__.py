@@ -1,1 +1,1 @@
-"""Kernels: how. Each is a module with `why_not(request)` and `run(request)`; see `request`."""
+"""Kernels: implementations of attention. Each is a module with three functions; see `request`."""

@@ -1,4 +1,4 @@
-"""One block of one head: cut it out, score it, mask it, weigh the values by it."""
+"""One block of one head: its slices, logits, mask, dropout and product with the values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, is_floating, matmul
 from attention_jax._core.products import weighted_sum
 from attention_jax._core.pytrees import partition
-from attention_jax._core.term import Sides, without_hidden
+from attention_jax._core.term import Sides, without_masked
 from attention_jax.dropout import keep
 from attention_jax.kernels.block_loops import block_start
 from attention_jax.kernels.problem import Problem, Static, part
@@ -21,8 +21,8 @@ from attention_jax.masks.mask import View, spread
 def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any) -> Problem:
     """Block (i, j) of one head's problem.
 
-    A last block that would reach beyond the end starts earlier instead, and "own" marks the rows
-    or columns that are really its own: nothing is padded or copied.
+    A last block that would exceed the length starts earlier instead, and "own" marks the rows or
+    columns that no other block has: nothing is padded or copied.
     """
     T, S = facts.layout.T, facts.layout.S
 
@@ -53,9 +53,9 @@ def dtypes_of(tree: Any) -> Any:
 def narrow(block: Problem, dtypes: Problem) -> Problem:
     """A block in the `dtypes_of` the whole problem.
 
-    Kernels cut blocks of float32 arrays where the problem's have fewer bits: in reverse mode all
-    that blocks, heads and examples add to such an array is then summed in float32. Parameters and
-    pair data stay wide: a term widens them itself.
+    Kernels slice blocks from float32 copies of low-precision arrays, so that reverse mode sums the
+    cotangents of all blocks, heads and examples in float32. Parameters and pair data stay wide: a
+    term widens them itself.
     """
 
     def cast(x: Any, y: Any) -> Any:
@@ -71,12 +71,12 @@ def narrow(block: Problem, dtypes: Problem) -> Problem:
 def raw_logits(block: Problem, visible: Array | None = None) -> Array:
     """Score plus bias of one block `[Tb, Sb]`, before any masking.
 
-    Rows and columns in which nothing is `visible` are ones to a term that must not see them.
+    If the term may overflow, rows and columns without a `visible` pair are replaced by ones.
     """
     positions, data = part(block.sides, "position"), part(block.sides, "term")
     if visible is not None and block.term.may_overflow:
-        data = without_hidden(data, visible)
-    # On the dense path positions may still be NumPy's; a score is promised JAX arrays.
+        data = without_masked(data, visible)
+    # In the dense kernel positions may be NumPy arrays; a score's block function gets JAX arrays.
     query_positions, key_positions = jnp.asarray(positions.query), jnp.asarray(positions.key)
     return block.term.block(data, query_positions, key_positions)
 
@@ -99,28 +99,28 @@ def visible_pairs(block: Problem, *, partial: bool) -> Array | None:
 
 
 def block_logits(block: Problem, facts: Static, *, partial: bool) -> Array:
-    """Score plus bias of one block, the invisible at -inf, in the accumulator's dtype."""
+    """Score plus bias of one block in the accumulator's dtype, masked pairs at -inf."""
     visible = visible_pairs(block, partial=partial)
     raw = raw_logits(block, visible)
     return mask_logits(block, facts, raw.astype(facts.accumulator), visible)
 
 
 def mask_logits(block: Problem, facts: Static, logits: Array, visible: Array | None) -> Array:
-    """Logits with the invisible at -inf, and NaN where a visible query or key is not finite."""
+    """Logits with masked pairs at -inf, and NaN at visible pairs of non-finite queries or keys."""
     if facts.guarded:
         query, key = block.sides.query["bad"], block.sides.key["bad"]
-        spoiled = jnp.where(query, jnp.nan, 0.0)[:, None] + jnp.where(key, jnp.nan, 0.0)[None, :]
-        hidden = logits == NEG_INF
-        logits = logits + spoiled.astype(logits.dtype)
+        nans = jnp.where(query, jnp.nan, 0.0)[:, None] + jnp.where(key, jnp.nan, 0.0)[None, :]
+        masked = logits == NEG_INF
+        logits = logits + nans.astype(logits.dtype)
         if facts.may_hide:
-            logits = jnp.where(hidden, NEG_INF, logits)
+            logits = jnp.where(masked, NEG_INF, logits)
     return logits if visible is None else jnp.where(visible, logits, NEG_INF)
 
 
 def push(
     function: Callable[[Problem], Any], problem: Problem, velocity: Problem
 ) -> tuple[Any, Any]:
-    """`function(problem)` and its tangents; `velocity` has None where nothing moves."""
+    """`function(problem)` and its tangent; a leaf of `velocity` is None if its tangent is zero."""
     leaves, structure = jax.tree.flatten(problem)
     d_leaves = structure.flatten_up_to(velocity)
     moves = [dx is not None and is_floating(x) for x, dx in zip(leaves, d_leaves, strict=True)]
@@ -133,7 +133,7 @@ def push(
 def first_at(logits: Array, top: Array) -> Array:
     """Index of the first key whose logit is its row's maximum `top`, int32; the last of NaN rows.
 
-    `argmax` takes four times as long on a CPU, longer than all the rest of a block.
+    `argmax` takes four times as long on a CPU, longer than the rest of a block.
     """
     keys = logits.shape[-1]
     index = jnp.arange(keys, dtype=jnp.int32)
@@ -141,12 +141,12 @@ def first_at(logits: Array, top: Array) -> Array:
 
 
 def entropy_of(weights: Array, axis: int = -1) -> Array:
-    """`-Σ p ln p` of rows. From the weights: of `lse - Σ p x`, large logits leave nothing."""
+    """`-Σ p ln p` of rows, from the weights: `lse - Σ p x` cancels for large logits."""
     return -jnp.sum(weights * jnp.log(jnp.where(weights > 0, weights, 1)), axis=axis)
 
 
 def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -> Array:
-    """`weights · value` in float32 at least, dropout applied, blind to values of hidden pairs."""
+    """`weights · value` after dropout, in float32 at least; masked NaN values are ignored."""
     value = block.sides.key["value"]
     weights = drop(block, facts, weights)
     if not facts.guarded:
@@ -154,12 +154,12 @@ def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -
     finite = jnp.isfinite(value)
     out = weights_times(weights, jnp.where(finite, value, jnp.zeros((), value.dtype)))
 
-    def spoil() -> Array:
-        seen = matmul((logits != NEG_INF).astype(jnp.float32), (~finite).astype(jnp.float32))
-        return jnp.where(seen > 0, jnp.nan, 0.0).astype(out.dtype)
+    def visible_nans() -> Array:
+        count = matmul((logits != NEG_INF).astype(jnp.float32), (~finite).astype(jnp.float32))
+        return jnp.where(count > 0, jnp.nan, 0.0).astype(out.dtype)
 
-    spoiled = jax.lax.cond(block.bad_value, spoil, lambda: jnp.zeros_like(out))
-    return out + jax.lax.stop_gradient(spoiled)
+    nans = jax.lax.cond(block.bad_value, visible_nans, lambda: jnp.zeros_like(out))
+    return out + jax.lax.stop_gradient(nans)
 
 
 def weights_times(weights: Array, value: Array) -> Array:

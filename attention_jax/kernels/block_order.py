@@ -1,6 +1,6 @@
-"""Which blocks a walk visits, and in which order.
+"""The blocks that a loop visits, in order.
 
-Lists are NumPy's where the kinds of blocks are known while tracing.
+Lists are NumPy arrays if the kinds of blocks are known while tracing.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from attention_jax._core.axes import Array
 from attention_jax._core.batched_predicates import one_for_all
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
-# A loop over traced kinds is divided into so many parts, each done only if there is a visit in it.
+# The number of parts of a loop over traced kinds; a part without a visited block is skipped.
 _PARTS = 8
 
 
 def join_kinds(kinds: Any, axes: int | tuple[int, ...] = 0) -> Array:
-    """One kind of block for several, those along some axes."""
+    """The kind of several blocks together, those along some axes."""
     whole, none = jnp.min(kinds, axes) == FULL, jnp.max(kinds, axes) == SKIPPED
     return jnp.where(whole, np.int8(FULL), jnp.where(none, np.int8(SKIPPED), np.int8(PARTIAL)))
 
@@ -26,9 +26,9 @@ one_kind = one_for_all(join_kinds)
 
 
 def in_parts(kinds: Array, *blocks: Array) -> tuple[Array, ...]:
-    """Traced kinds `[n]` and what goes with them, the visited ones first, as `[parts, n / parts]`.
+    """Traced kinds `[n]` and arrays beside them, visited blocks first, as `[parts, n / parts]`.
 
-    What fills up the last part is skipped.
+    The last part is padded with skipped blocks.
     """
     order = jnp.argsort(kinds == SKIPPED, stable=True)
     pad = (0, -kinds.size % _PARTS)
@@ -36,12 +36,11 @@ def in_parts(kinds: Array, *blocks: Array) -> tuple[Array, ...]:
 
 
 def in_columns(kinds: Any) -> list[tuple[Any, Any, Any]]:
-    """Rows, their key blocks and kinds, in groups that are walked one after the other.
+    """Rows, their key blocks and kinds, in groups, each of which is one loop.
 
-    For loops whose length JAX must know: all rows of a group take as many steps as its longest, the
-    others filled up with skipped blocks. So a few rows that see everything, as those of global
-    tokens, stand apart, where that leaves out more than half of all steps. Traced kinds keep every
-    column.
+    A loop has a static length: all rows of a group take as many steps as its longest row, padded
+    with skipped blocks. So a few long rows, such as those of global tokens, are a group of their
+    own if that saves more than half of all steps. Traced kinds keep every column.
     """
     rows = np.arange(kinds.shape[0], dtype=np.int32)
     if not isinstance(kinds, np.ndarray):

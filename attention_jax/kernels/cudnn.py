@@ -61,7 +61,7 @@ def cannot(request: Request, *, deepest: int) -> str | None:
 def run(request: Request, tiling: Any = None) -> Result:
     """Computes the request."""
     plain = translate(request)
-    assert isinstance(plain, Plain)  # why_not has seen it
+    assert isinstance(plain, Plain)  # else why_not refuses it
     return Result(guarded(request, plain, lambda *qkv: _attend(request, plain, *qkv)))
 
 

@@ -1,4 +1,4 @@
-"""The online softmax: rows of a plane, one block of keys after another.
+"""The online softmax: rows of logits, one block of keys after another.
 
     top' = max(top, max_s x_s)
     total' = total · exp(top - top') + Σ_s exp(x_s - top')
@@ -56,10 +56,10 @@ class Online(NamedTuple):
 class Rows(NamedTuple):
     """Finished rows: out `[Tb, V]`, entropy and the index of the largest logit `[Tb]`.
 
-    `top` and `log_total` are the two summands of lse: where a row's logits are of the order of 1e9,
-    as under a low but finite bias, their sum has lost the second. All are finite, for an empty row
-    too, whose `first` is -1 where statistics are wanted: what is saved for the derivative holds no
-    infinity.
+    `top` and `log_total` are the two summands of lse: if a row's logits are of the order of 1e9, as
+    under a low but finite bias, the second is below the rounding of their sum. All are finite, also
+    for an empty row, so that the residuals of the derivative are. With statistics, `first` of an
+    empty row is -1.
     """
 
     out: Array
@@ -144,7 +144,7 @@ def update(
         moment = (moment + state.total * lower) * shrink + jnp.sum(powers * below, axis=-1)
         here = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
         index = block_start(j, size, facts.layout.S) + first_at(jax.lax.stop_gradient(logits), here)
-        newer = (here != NEG_INF) & ((first < 0) | ~(here <= state.top))  # a NaN is visible
+        newer = (here != NEG_INF) & ((first < 0) | ~(here <= state.top))  # true for NaN
         first = jnp.where(newer, index.astype(first.dtype), first)
     return Online(
         top,
@@ -185,15 +185,15 @@ def statistics_of(head: Problem, dtypes: Problem, rows: Rows) -> tuple[Array, Ar
 
 
 def top_logits(head: Problem, dtypes: Problem, rows: Rows) -> Array:
-    """The largest logit of each row `[T]`, evaluated once more at its key: it has a gradient.
+    """The largest logit of each row `[T]`, evaluated again at its key, with a gradient.
 
-    A pair at a time, O(T): the blocks themselves pass on an index only.
+    One pair for each row, O(T): the loop over blocks returns its index only.
     """
     head, empty = widen_low(head), rows.first < 0
     rows = rows._replace(first=jnp.maximum(rows.first, 0).astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
-    # Arrays that several heads share are taken for one head's own where a gather's operand and
-    # indices must be divided among devices alike.
+    # On an explicit mesh a gather's operand and indices must be divided alike: the select makes an
+    # array that several heads share one head's own.
     own = (lambda x: jnp.where(rows.first[0] >= 0, x, x)) if is_explicit() else jnp.asarray
 
     def pair(x: Array) -> Array:
@@ -206,12 +206,12 @@ def top_logits(head: Problem, dtypes: Problem, rows: Rows) -> Array:
         key=jax.tree.map(lambda x: own(x)[rows.first][:, None], head.sides.key),
         pair=jax.tree.map(pair, head.sides.pair),
     )
-    spoiled = jnp.isnan(rows.top + rows.log_total)
+    is_nan = jnp.isnan(rows.top + rows.log_total)
 
     def logit(one: Sides, empty: Array) -> Array:
         pair = narrow(head._replace(sides=one), dtypes)
         return raw_logits(pair, ~empty[None, None])[0, 0]
 
     top = jax.vmap(logit)(sides, empty)
-    top = jnp.where(spoiled, jnp.nan, top.astype(rows.top.dtype))
+    top = jnp.where(is_nan, jnp.nan, top.astype(rows.top.dtype))
     return jnp.where(empty, NEG_INF, top)

@@ -37,7 +37,7 @@ class Problem(NamedTuple):
         mask: the mask, or None.
         sides: query data `[T, ...]`, key data `[S, ...]` and pair data `[#T, #S]`, each a dict:
             "term", "mask", "position", "dropout" (bits), "bad" (non-finite rows) and "value".
-        bad_value: whether any value is not finite; None where nothing can be masked.
+        bad_value: whether any value is not finite; None if no pair can be masked.
     """
 
     term: Term
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 class Static(NamedTuple):
-    """What is known while tracing; hashable."""
+    """The static facts of a problem; hashable."""
 
     layout: Layout
     sizes: Shape

@@ -135,8 +135,7 @@ def _products(request: Request) -> tuple[Result, Array]:
     logits = scores[..., :N].astype(dtype) * _scale(request, dtype)
     visible, overflowed = _visible(request)
     lse, weights = log_sum_exp(logits, visible, axis=-2)
-    turned = jnp.swapaxes(value, 1, 2)
-    products = _beside_zeros(matmul, turned, weights)
+    products = _beside_zeros(matmul, jnp.swapaxes(value, 1, 2), weights)
     blocks = products[..., :N].reshape(examples, K, V, K, G)
     out = jnp.moveaxis(jnp.diagonal(blocks, axis1=1, axis2=3), -1, 1)  # [B, K, V, G]
     nans = jnp.any(jnp.isnan(scores[..., N])) | jnp.any(jnp.isnan(products[..., N]))

@@ -49,7 +49,7 @@ from attention_jax.kernels.tiling import KnownKinds
 
 
 class Change(NamedTuple):
-    """Sums that tangents of rows are made of: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
+    """Sums of which the tangents of rows consist: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
 
     out: Array
     surprise: Array
@@ -149,8 +149,8 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
         d_lse = jnp.sum(change, axis=-1)
         surprise = jnp.zeros_like(d_lse)
         if facts.statistics:
-            seen = jnp.where(logits == NEG_INF, 0, log_weights)
-            surprise = jnp.sum(change * seen, axis=-1)
+            finite = jnp.where(logits == NEG_INF, 0, log_weights)
+            surprise = jnp.sum(change * finite, axis=-1)
         return Change(d_out, surprise, d_lse)
 
     with precision_of_products(spec.precision):

@@ -59,7 +59,7 @@ def cannot(request: Request) -> str | None:
 def run(request: Request, tiling: Any = None, *, interpret: bool = False) -> Result:
     """Computes the request; `interpret` does so on any machine, slowly, as a check of values."""
     plain = translate(request)
-    assert isinstance(plain, Plain)  # why_not has seen it
+    assert isinstance(plain, Plain)  # else why_not refuses it
 
     def kernel(query: Array, key: Array, value: Array) -> Array:
         return _attend(request.layout, plain, query, key, value, interpret=interpret)

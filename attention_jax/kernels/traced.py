@@ -1,9 +1,9 @@
-"""A caller's functions in a problem, traced once for a call and replaced by their programs.
+"""Trace a caller's functions once for a call and replace them by their programs.
 
 A kernel evaluates the same block function in its forward pass and in the rule of its derivative,
 which JAX may run long after the call. A caller's function could compute something else by then, and
-a rule has no derivative for what a function captured. A program is fixed, and what the function
-captured is an input of it.
+a rule has no derivative with respect to values that a function captured. A program is constant, and
+captured values are its inputs.
 """
 
 from collections.abc import Callable

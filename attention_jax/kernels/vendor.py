@@ -1,9 +1,9 @@
-"""What the vendors' kernels can express, and what they need around them to keep our promises.
+"""Requests that the vendors' kernels can express, and their guarantees for masked numbers.
 
-They know one score, the dot product with a constant scale, and masks that are an interval of keys
-for each query, sometimes with lengths or segment ids. `translate` puts a request into these words
-or says which part has none. The kernels multiply a masked NaN by 0, and what they return for an
-empty row is undefined: `guarded` takes both out before a kernel sees them.
+They support one score, the dot product with a constant scale, and masks that are an interval of
+keys for each query, sometimes with lengths or segment ids. `translate` expresses a request in these
+terms or returns which part is not expressible. The kernels multiply a masked NaN by 0, and their
+result for an empty row is undefined: `guarded` removes both from their inputs.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from attention_jax._core.batched_predicates import one_for_all
 from attention_jax.kernels.request import Request
 from attention_jax.masks.mask import Lengths, Mask, SegmentIds, SequenceLengths
 
-_ROWS = 128  # queries looked at together where a key is not finite
+_ROWS = 128  # queries of one step if a key is not finite
 
 
 class Plain(NamedTuple):
@@ -26,8 +26,8 @@ class Plain(NamedTuple):
     Attributes:
         scale: what the dot product is multiplied by.
         cap: of the soft cap; None without.
-        left: query t sees keys from t - left on; None is all of them.
-        right: query t sees keys up to t + right, which may be below t; None is all of them.
+        left: keys from t - left on are visible to query t; None is no bound.
+        right: keys up to t + right, which may be below t, are visible; None is no bound.
         padding: lengths, or None.
         segments: ids, or None.
     """
@@ -90,7 +90,7 @@ def _mask(
 def guarded(
     request: Request, plain: Plain, kernel: Callable[[Array, Array, Array], Array]
 ) -> Array:
-    """Runs a kernel so that what is masked does not matter, not even NaN.
+    """Runs a kernel on finite inputs, so that masked NaN and inf do not matter.
 
     Args:
         request: the request.
@@ -98,8 +98,7 @@ def guarded(
         kernel: from finite query, key and value to out `[*B, T, N, V]`.
 
     Returns:
-        `[*B, T, N, V]`: 0 where lengths leave a query nothing to see, and NaN exactly where it sees
-        what is not finite.
+        `[*B, T, N, V]`: 0 for empty rows, and NaN exactly where a visible number is not finite.
     """
     query, key, value = (jnp.asarray(x) for x in (request.query, request.key, request.value))
     finite = [jnp.isfinite(x) for x in (query, key, value)]
@@ -107,24 +106,24 @@ def guarded(
     clean = (jnp.where(f, x, zero) for f, x in zip(finite, (query, key, value), strict=True))
     out = kernel(*clean)
     bad = jnp.any(~finite[1], axis=-1, keepdims=True) | ~finite[2]
-    spoiled = jax.lax.cond(
+    is_nan = jax.lax.cond(
         _any_of_all(jnp.any(bad)),
-        lambda: _sees(plain, request.layout, bad),
+        lambda: _visible_bad(plain, request.layout, bad),
         lambda: jnp.zeros(out.shape, bool),
     )
-    spoiled = spoiled | ~jnp.all(finite[0], axis=-1, keepdims=True)
-    out = jnp.where(spoiled, jnp.asarray(jnp.nan, out.dtype), out)
-    seen = _seen(plain, request.layout)
-    return out if seen is None else jnp.where(seen[..., None, None], out, zero)
+    is_nan = is_nan | ~jnp.all(finite[0], axis=-1, keepdims=True)
+    out = jnp.where(is_nan, jnp.asarray(jnp.nan, out.dtype), out)
+    with_keys = _rows_with_keys(plain, request.layout)
+    return out if with_keys is None else jnp.where(with_keys[..., None, None], out, zero)
 
 
 _any_of_all = one_for_all(lambda flags: jnp.any(flags, 0))
 
 
-def _sees(plain: Plain, layout: Layout, bad: Array) -> Array:
-    """Which outputs see something bad, `[*B, T, N, V]`; `bad` is `[*B, S, K, V]`.
+def _visible_bad(plain: Plain, layout: Layout, bad: Array) -> Array:
+    """The outputs to which something bad is visible, `[*B, T, N, V]`; `bad` is `[*B, S, K, V]`.
 
-    A few queries at a time, so that it takes O(T + S) memory; it runs only where something is bad.
+    A few queries in a step, for O(T + S) memory; it runs only if something is bad.
     """
     count = -(-layout.T // _ROWS)
     bad = jnp.repeat(bad, layout.group, axis=-2).astype(jnp.float32)
@@ -140,7 +139,7 @@ def _sees(plain: Plain, layout: Layout, bad: Array) -> Array:
 
 
 def _visible(plain: Plain, layout: Layout, rows: Array) -> Array:
-    """Which keys some queries see, bool `[*B, rows, S]`."""
+    """The keys that are visible to some queries, bool `[*B, rows, S]`."""
     keys = jnp.arange(layout.S, dtype=jnp.int32)
     distance = keys[None, :] - rows[:, None]
     visible = jnp.ones(distance.shape, bool)
@@ -168,12 +167,12 @@ def segment_ids(segments: SegmentIds, layout: Layout) -> tuple[Array, Array]:
     )
 
 
-def _seen(plain: Plain, layout: Layout) -> Array | None:
-    """Which queries have a key by their lengths, bool `[*B, T]`; None where there are none."""
+def _rows_with_keys(plain: Plain, layout: Layout) -> Array | None:
+    """The queries with a visible key, by the lengths, bool `[*B, T]`; None without lengths."""
     if plain.padding is None:
         return None
-    seen = jnp.asarray(plain.padding.key_lengths)[..., None] > 0
+    visible = jnp.asarray(plain.padding.key_lengths)[..., None] > 0
     if plain.padding.query_lengths is not None:
         rows = jnp.arange(layout.T, dtype=jnp.int32)
-        seen = seen & (rows < jnp.asarray(plain.padding.query_lengths)[..., None])
-    return jnp.broadcast_to(seen, (*layout.batch, layout.T))
+        visible = visible & (rows < jnp.asarray(plain.padding.query_lengths)[..., None])
+    return jnp.broadcast_to(visible, (*layout.batch, layout.T))

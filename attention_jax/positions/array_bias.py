@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import check_pairs
-from attention_jax._core.numerics import NEG_INF, stats_dtype
+from attention_jax._core.numerics import NEG_INF, infs_are_errors, stats_dtype
 from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides, Term
 
@@ -37,7 +36,7 @@ class ArrayBias(Term):
         An array with -inf among the residuals of a gradient would be reported as a fault.
         """
         array = jnp.atleast_2d(self.array)
-        if not jax.config.jax_debug_infs:
+        if not infs_are_errors():
             return Sides(pair=array)
         masked = array == NEG_INF
         return Sides(pair=(jnp.where(masked, 0, array), masked))

@@ -16,7 +16,7 @@ from attention_jax._core.checks import check_inputs
 from attention_jax._core.leading_axes import head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF
 from attention_jax._core.pytrees import pytree
-from attention_jax._core.term import Sides, Term, without_hidden
+from attention_jax._core.term import Sides, Term, without_masked
 from attention_jax.positions.array_bias import ArrayBias
 
 
@@ -85,7 +85,7 @@ class Sum(Score):
         bias = self.bias.block(second, query_positions, key_positions)
         hidden = bias == NEG_INF if self.bias.may_hide else None
         if hidden is not None and self.score.may_overflow:
-            first = without_hidden(first, ~hidden)
+            first = without_masked(first, ~hidden)
         score = self.score.block(first, query_positions, key_positions)
         dtype = jnp.promote_types(score.dtype, bias.dtype)
         total = score.astype(dtype) + bias.astype(dtype)
