@@ -30,7 +30,8 @@ def _studies() -> str:
     rows = ["| study | question |", "|---|---|"]
     for file in sorted((HERE.parent / "experiments" / "studies").glob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and "StudyOptions" in map(ast.unparse, node.bases):
+            bases = node.bases if isinstance(node, ast.ClassDef) else []
+            if any(ast.unparse(base).endswith("Options") for base in bases):
                 question = (ast.get_docstring(node) or "").partition("\n")[0]
                 rows.append(f"| `{file.stem}` | {question} |")
     return "\n".join(rows)

@@ -98,7 +98,7 @@ class Decoding:
         return step, params, cache
 
     def _ours_linen(self) -> tuple[Step, Any, Any]:
-        layer = attention_jax.linen.MultiHeadAttention(self.heads, decode=True)
+        layer = attention_jax.linen.MultiHeadAttention(num_heads=self.heads, decode=True)
         _, params, cache = self._variables()
 
         def step(params: Any, cache: Any, x: jax.Array) -> tuple[jax.Array, Any]:

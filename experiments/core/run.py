@@ -16,13 +16,14 @@ it was started with, so that all its cells are of one kind; and nothing that is 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,21 @@ class RunFolder:
         if not keep:
             self.drop_checkpoints(name)
         return cell
+
+    def all_trained(
+        self, models: Mapping[str, Sequence[Any]], train: Callable[..., dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the cells of models that train for ``options.steps``, by `trained`.
+
+        Args:
+            models: what ``train`` is given for each, by the name of its cell.
+            train: ``(options, run, name, *given) -> cell``.
+        """
+        steps = getattr(self.options, "steps")  # noqa: B009  (a study that trains has them)
+        return [
+            self.trained(name, steps, functools.partial(train, self.options, self, name, *given))
+            for name, given in models.items()
+        ]
 
     def train(self, name: str, task: "Task", recipe: "Recipe") -> "Trained":
         """Train a model for the cell ``name``, or go on with it; see `experiments.core.train`."""

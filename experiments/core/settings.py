@@ -50,6 +50,7 @@ class StudyOptions:
 
     study: ClassVar[str] = ""
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of fields that all presets fill alike
     # The values that a field may have, and the interval of a number: whole ones are at least 1,
     # others at least 0, if it says nothing else. A field of many values has one at least.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -61,10 +62,10 @@ class StudyOptions:
         """The question of the study: the first line of its docstring."""
         return (type(self).__doc__ or "").partition("\n")[0]
 
-    def resolved(self) -> "StudyOptions":
+    def resolved(self) -> typing.Self:
         """Return the options with every None that the preset knows about filled in."""
         check_choice("--preset", self.preset, PRESETS)
-        values = self.preset_values.get(self.preset, {})
+        values = {**self.defaults, **self.preset_values.get(self.preset, {})}
         filled = {k: v for k, v in values.items() if getattr(self, k) is None}
         options = dataclasses.replace(self, **filled)
         options.check()
@@ -90,6 +91,18 @@ class StudyOptions:
     def run(self) -> Path:
         """Do the study and return the folder with its results."""
         raise NotImplementedError(f"{type(self).__name__} must define run()")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions(StudyOptions):
+    """Options of the studies that train models."""
+
+    steps: int = FROM_PRESET
+    """Training steps of each model."""
+    batch_size: int = FROM_PRESET
+    """Examples in a batch: sentences, problems or rows."""
+    learning_rate: float = FROM_PRESET
+    """The highest learning rate, after the warm-up."""
 
 
 def from_json(options: StudyOptions, values: Mapping[str, Any]) -> StudyOptions:

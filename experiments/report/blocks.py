@@ -243,6 +243,46 @@ def observations(model: Mapping[str, Any], name: str) -> list[tuple[int, float |
     return [(row["step"], row[name]) for row in model["observed"] if name in row]
 
 
+def training(
+    folder: Path,
+    models: Iterable[Results],
+    name: str,
+    words: str,
+    *,
+    line: Callable[[Results], str],
+    panel: Callable[[Results], str] = lambda model: "",
+    log: bool = False,
+) -> Picture:
+    """Draw one quantity of trained models over the steps: ``loss``, ``gradient_norm`` or observed.
+
+    Args:
+        folder: the run's folder.
+        models: with their curves, or with ``train``, which has them.
+        name: of the quantity, and of the file.
+        words: for it.
+        line: the line of a model; several are shown by their mean and range.
+        panel: the panel of a model.
+        log: a logarithmic vertical axis; entropies begin at 0 on another.
+    """
+    panels: dict[str, dict[str, list[Any]]] = {}
+    for model in models:
+        train = model.get("train", model)
+        curve = train[name] if name in ("loss", "gradient_norm") else observations(train, name)
+        panels.setdefault(panel(model), {}).setdefault(line(model), []).append(curve)
+    ends = [
+        f"{label(n)}{f', {title}' if title else ''} "
+        + mean_sd([own[-1][1] for own in curves if own], 3)
+        for title, series in panels.items()
+        for n, curves in series.items()
+    ]
+    return picture(
+        folder, name, "curves", list(panels.items()), x="step", y=words, log_y=log,
+        low_y=0 if name == "entropy" and not log else None,
+        alt=f"{words} over the steps. It ends at: {'; '.join(ends)}.",
+        caption=f"{words} over the steps, mean and range over the seeds.",
+    )  # fmt: skip
+
+
 def runs(
     models: Iterable[Mapping[str, Any]],
     key: str,

@@ -8,7 +8,7 @@ module stays light (no JAX at import), so that ``--help`` answers at once.
 import importlib
 import pkgutil
 
-from experiments.core.settings import StudyOptions
+from experiments.core.settings import StudyOptions, TrainingOptions
 
 # The order in which they are listed; others come after these.
 _ORDER = (
@@ -20,8 +20,8 @@ _ORDER = (
 def _found() -> dict[str, type[StudyOptions]]:
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
-    own = (s for s in StudyOptions.__subclasses__() if s.__module__.startswith(__name__))
-    studies = {study.study: study for study in own}
+    kinds = StudyOptions.__subclasses__() + TrainingOptions.__subclasses__()
+    studies = {kind.study: kind for kind in kinds if kind.__module__.startswith(__name__)}
     return dict(sorted(studies.items(), key=lambda item: (*_ORDER, item[0]).index(item[0])))
 
 

@@ -6,10 +6,10 @@ import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, TrainingOptions, check_heads
 from experiments.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SCORES = ("none", "dot", "scaled_dot", "additive", "general", "concat", "cosine"
 
 
 @dataclasses.dataclass(frozen=True)
-class Compare(StudyOptions):
+class Compare(TrainingOptions):
     """How do no attention, dot, scaled dot and additive attention differ in translating?
 
     The same encoder-decoder is trained with each in its attention to the source; its self-attention
@@ -50,12 +50,6 @@ class Compare(StudyOptions):
     """Where a gru looks: global, or local-p: near a position that it predicts."""
     score_in: str = "cross"
     """cross: only the attention to the source differs; all: self-attention has the score too."""
-    steps: int = FROM_PRESET
-    """Training steps of each model."""
-    batch_size: int = FROM_PRESET
-    """Sentences in a batch."""
-    learning_rate: float = 5e-3
-    """The highest learning rate, after the warm-up."""
     layers: int = FROM_PRESET
     """Layers of the encoder, and of the decoder."""
     heads: int = FROM_PRESET
@@ -82,6 +76,7 @@ class Compare(StudyOptions):
     """Steps between two checkpoints."""
 
     study: ClassVar[str] = "compare"
+    defaults: ClassVar = {"learning_rate": 0.005}
     choices: ClassVar = {
         "model": ("transformer", "gru"), "location": ("global", "local-p"), "scores": SCORES,
         "score_in": ("cross", "all"),
@@ -108,7 +103,7 @@ class Compare(StudyOptions):
         },
     }  # fmt: skip
 
-    def resolved(self) -> StudyOptions:
+    def resolved(self) -> Self:
         """Return the options with the preset filled in; a gru has one head, as in the articles."""
         one = {"heads": 1} if self.model == "gru" and self.heads is None else {}
         return super(Compare, dataclasses.replace(self, **one)).resolved()

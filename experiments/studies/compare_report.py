@@ -211,35 +211,18 @@ def _bleu_picture(results: report.Results, folder: Path) -> report.Picture:
 
 
 def _learning_pictures(results: report.Results, folder: Path) -> list[report.Block]:
-    trained = [{**m["train"], "score": m["score"]} for m in results["models"]]
-    attend = [m for m in trained if m["score"] != "none"]
-    training = report.runs(trained, "score", lambda m: m["loss"])
-    held_out = report.runs(trained, "score", lambda m: report.observations(m, "valid_loss"))
-    entropy = report.runs(attend, "score", lambda m: report.observations(m, "entropy"))
-
-    def ends(series: report.Results) -> str:
-        last = {n: own[0][-1][1] for n, own in series.items() if own and own[0]}
-        words = {n: report.number(v, ".2f").replace("–", "diverged") for n, v in last.items()}
-        return ", ".join(f"{report.label(n)} {word}" for n, word in words.items())
-
-    loss = report.picture(
-        folder, "loss", "curves", [("Training", training), ("Held out", held_out)], x="step",
-        y="loss, nats a token", alt=f"Loss over the steps; held out it ends at: {ends(held_out)}.",
-        caption="Loss over the steps, in training (means of some steps each) and on held-out "
-        "sentences.",
-    )  # fmt: skip
-    if not attend:
-        return [loss]
-    title = "Entropy of the attention to the source"
+    words = {
+        "loss": "Loss in training, nats a token",
+        "valid_loss": "Held-out loss, nats a token",
+        "entropy": "Entropy of the attention to the source / ln S",
+    }
+    attend = [m for m in results["models"] if m["score"] != "none"]
+    models = {name: attend if name == "entropy" else results["models"] for name in words}
     return [
-        loss,
-        report.picture(
-            folder, "entropy", "curves", [(title, entropy)], x="step", y="entropy / ln S", low_y=0,
-            alt=f"Entropy over the steps; it ends at: {ends(entropy)}.",
-            caption="1 is attention spread over all source tokens alike, 0 is one token taking "
-            "all.",
-        ),
-    ]  # fmt: skip
+        report.training(folder, models[name], name, text, line=lambda m: m["score"])
+        for name, text in words.items()
+        if models[name]
+    ]
 
 
 def _attention(results: report.Results, folder: Path) -> tuple[list[str], list[report.Block]]:

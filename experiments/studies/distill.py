@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, TrainingOptions, check_heads
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -16,7 +16,7 @@ WAYS = ("none", "logits", "logits and maps", "sequences")
 
 
 @dataclasses.dataclass(frozen=True)
-class Distill(StudyOptions):
+class Distill(TrainingOptions):
     """What does a small student gain from a larger teacher, by what it is shown?
 
     A teacher of 2 layers and width 128 learns to translate the grammar's sentences; then students
@@ -34,14 +34,8 @@ class Distill(StudyOptions):
 
     ways: tuple[str, ...] = WAYS
     """What students learn from: none, logits, "logits and maps", sequences."""
-    steps: int = FROM_PRESET
-    """Training steps of each student."""
     teacher_steps: int = FROM_PRESET
     """Training steps of the teacher."""
-    batch_size: int = FROM_PRESET
-    """Sentences in a batch."""
-    learning_rate: float = FROM_PRESET
-    """The highest learning rate, after the warm-up."""
     teacher_layers: int = FROM_PRESET
     """Layers of the teacher's encoder, and of its decoder."""
     teacher_features: int = FROM_PRESET
@@ -253,8 +247,11 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
         ],
         note="The time of a step leaves out what the teacher computes for it.",
     )
-    loss = _curve(results, folder, "valid_loss", "Held-out loss, nats")
-    entropy = _curve(results, folder, "entropy", "Entropy of the attention / ln S")
+    curves = {"valid_loss": "Held-out loss, nats", "entropy": "Entropy of the attention / ln S"}
+    during = [
+        report.training(folder, results["models"], name, words, line=lambda m: WORDS[m["way"]])
+        for name, words in curves.items()
+    ]
     return report.Report(
         title="What a student learns from a teacher",
         answer=_answer(results),
@@ -263,21 +260,10 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
         ),
         sections=[
             report.Section("After training", [how], [bleu, table]),
-            report.Section("During training", [], [loss, entropy]),
+            report.Section("During training", [], during),
             report.Section("What the papers say", [], [_claims(results)]),
         ],
     )
-
-
-def _curve(results: report.Results, folder: Path, name: str, words: str) -> report.Picture:
-    series = report.runs(
-        results["models"], "way", lambda m: report.observations(m, name), WORDS.__getitem__
-    )
-    return report.picture(
-        folder, name, "curves", [("", series)], x="step", y=words,
-        alt=f"{words} over the steps, by what is learnt from.",
-        caption=f"{words} over the steps, mean and range over the seeds.",
-    )  # fmt: skip
 
 
 def _means(results: report.Results) -> dict[str, float]:

@@ -178,15 +178,9 @@ def _pictures(results: report.Results, folder: Path) -> list[report.Block]:
     models = sorted(results["models"], key=lambda model: not model["findings"])[:_PANEL]
     whole = len(models) == len(results["models"])
     of = "all models" if whole else f"{len(models)} of the models, those with findings first"
-    series: dict[str, Any] = {
-        name: {model["name"]: [report.observations(model, name)] for model in models}
-        for name in _QUANTITIES
-    }
+    seen = {n for model in models for row in model["observed"] for n in row if row[n] is not None}
     return [
-        report.picture(
-            folder, name, "curves", [("", series[name])], x="step", y=words,
-            alt=f"{words} over the steps; the ends are in the table.", caption=f"{words}, {of}.",
-        )
+        report.training(folder, models, name, f"{words}, {of}", line=lambda m: m["name"])
         for name, words in _QUANTITIES.items()
-        if any(run for runs in series[name].values() for run in runs)
-    ]  # fmt: skip
+        if name in seen
+    ]

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, TrainingOptions, check_heads
 from experiments.report import blocks as report
 
 SCORES = ("dot", "scaled_dot", "additive", "general", "concat", "cosine")
@@ -16,7 +17,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lm(StudyOptions):
+class Lm(TrainingOptions):
     """How well does a language model predict text, by the score of its attention?
 
     A decoder-only Transformer is trained on documents packed into rows, with a mask between them.
@@ -35,14 +36,8 @@ class Lm(StudyOptions):
     a document in each line, or hf:NAME[:CONFIG][@REVISION]."""
     scores: tuple[str, ...] = ("scaled_dot", "additive")
     """Scores of the self-attention: dot, scaled_dot, additive, general, concat, cosine."""
-    steps: int = FROM_PRESET
-    """Training steps of each model."""
-    batch_size: int = FROM_PRESET
-    """Rows in a batch, a multiple of the mesh's data axis."""
     length: int = FROM_PRESET
     """Tokens in a row (T)."""
-    learning_rate: float = 3e-3
-    """The highest learning rate, after the warm-up."""
     warmup: int | None = None
     """Steps of the warm-up; a tenth of all when not given."""
     schedule: str = "cosine"
@@ -75,6 +70,7 @@ class Lm(StudyOptions):
     """Steps whose metrics are fetched together."""
 
     study: ClassVar[str] = "lm"
+    defaults: ClassVar = {"learning_rate": 0.003}
     choices: ClassVar = {"scores": SCORES, "schedule": SCHEDULES, "precision": PRECISIONS}
     intervals: ClassVar = {
         "pieces": "[40, inf)", "dropout": "[0, 1)", "label_smoothing": "[0, 1)",
@@ -111,17 +107,18 @@ class Lm(StudyOptions):
         spec = TextSpec(data, train_size=self.train_size, pieces=self.pieces)
         load = functools.cache(lambda seed: Documents.load(spec, seed, self.length))
         facts = load(0).facts
-        cells = []
-        total = self.seeds * len(self.scores) * self.steps
-        with RunFolder.open(self, total, load(0).digest) as run:
-            for seed in range(self.seeds):
-                for score in self.scores:
-                    work = functools.partial(_train, self, run, score, seed, load)
-                    cells.append(run.trained(f"{score}-seed{seed}", self.steps, work))
-            return run.conclude(_results(self, facts, cells), build_report)
+        models = {
+            f"{score}-seed{seed}": (score, seed, load)
+            for seed, score in itertools.product(range(self.seeds), self.scores)
+        }
+        with RunFolder.open(self, len(models) * self.steps, load(0).digest) as run:
+            results = _results(facts, run.all_trained(models, _train))
+            return run.conclude(results, build_report)
 
 
-def _train(options: Lm, run: RunFolder, score: str, seed: int, load: Any) -> dict[str, Any]:
+def _train(
+    options: Lm, run: RunFolder, key: str, score: str, seed: int, load: Any
+) -> dict[str, Any]:
     from flax import nnx
 
     from attention_jax.nnx import TransformerLM
@@ -144,7 +141,7 @@ def _train(options: Lm, run: RunFolder, score: str, seed: int, load: Any) -> dic
         observe_every=options.observe_every or max(1, steps // 12),
         **{name: getattr(options, name) for name in own},
     )  # fmt: skip
-    trained, history = run.train(f"{score}-seed{seed}", task, recipe)
+    trained, history = run.train(key, task, recipe)
     loss = language.observe(trained, text.test.batches(options.batch_size))["valid_loss"]
     made = language.samples(trained, seed, count=4, longest=min(48, options.length))
     return {
@@ -158,7 +155,7 @@ def _train(options: Lm, run: RunFolder, score: str, seed: int, load: Any) -> dic
     }
 
 
-def _results(options: Lm, facts: Mapping[str, Any], cells: list[Any]) -> dict[str, Any]:
+def _results(facts: Mapping[str, Any], cells: list[Any]) -> dict[str, Any]:
     own = report.runs(cells, "score", lambda cell: cell)
     summary = {
         score: {
@@ -194,19 +191,11 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
         f"{settings['heads']} heads, rotary positions; {settings['steps']:,} steps of "
         f"{settings['batch_size']} rows in {settings['precision']}."
     )
-    words = {"loss": "Loss in training", "valid_loss": "Held-out loss"}
-    panels = [
-        (words["loss"], report.runs(results["models"], "score", lambda m: m["loss"])),
-        (
-            words["valid_loss"],
-            report.runs(results["models"], "score", lambda m: report.observations(m, "valid_loss")),
-        ),
+    words = {"loss": "Loss in training, nats a token", "valid_loss": "Held-out loss, nats a token"}
+    curves = [
+        report.training(folder, results["models"], name, text, line=lambda m: m["score"])
+        for name, text in words.items()
     ]
-    curves = report.picture(
-        folder, "loss", "curves", panels, x="step", y="nats a token",
-        alt="Loss over the steps; where it ends is in the table.",
-        caption="Loss over the steps, mean and range over the seeds.",
-    )  # fmt: skip
     texts = [
         [f"{report.label(m['score'])}, seed {m['seed']}", text]
         for m in results["models"]
@@ -222,7 +211,7 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
             for m in results["models"]
         ),
         sections=[
-            report.Section("Held-out documents", [how], [table, curves]),
+            report.Section("Held-out documents", [how], [table, *curves]),
             report.Section(
                 "Samples",
                 ["Drawn token by token from the likeliest 90 %."],

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions
+from experiments.core.settings import FROM_PRESET, TrainingOptions
 from experiments.errors import UsageError
 
 # As experiments.families.MAKERS and experiments.data.tasks.TASKS, which would load JAX.
@@ -22,7 +23,7 @@ PASSES = ("forward", "gradient")
 
 
 @dataclasses.dataclass(frozen=True)
-class Long(StudyOptions):
+class Long(TrainingOptions):
     """What do sparse patterns and sub-quadratic families cost against length, and what is lost?
 
     Cost: medians of interleaved rounds and temporaries of the compiled functions from length 512
@@ -57,14 +58,9 @@ class Long(StudyOptions):
     """Patterns and families to train."""
     places: int = FROM_PRESET
     """Places of a problem with its answers; a query then looks at about a quarter of them."""
-    steps: int = FROM_PRESET
-    """Training steps of each model."""
-    batch_size: int = FROM_PRESET
-    """Problems in a batch."""
-    learning_rate: float = 3e-3
-    """The highest learning rate, after the warm-up."""
 
     study: ClassVar[str] = "long"
+    defaults: ClassVar = {"learning_rate": 0.003}
     choices: ClassVar = {"names": NAMES, "trained": NAMES, "passes": PASSES, "tasks": TASKS}
     intervals: ClassVar = {"reach": "[4, inf)", "places": "[16, inf)", "lengths": "[4, inf)"}
     may_be_empty: ClassVar = ("tasks", "trained")
@@ -104,12 +100,10 @@ class Long(StudyOptions):
         from experiments.studies.long_report import build_report
 
         lengths = sorted(set(self.lengths or ()))
-        models = [
-            (task, name, seed)
-            for task in self.tasks or ()
-            for name in self.trained or ()
-            for seed in range(self.seeds or 1)
-        ]
+        models = {
+            f"{task}-{name}-seed{seed}": (task, name, seed)
+            for task, name, seed in itertools.product(self.tasks, self.trained, range(self.seeds))
+        }
         with RunFolder.open(self, len(lengths) + len(models) * self.steps) as run:
             progress = run.progress
             wrong = run.cell("check", lambda: _check(self))
@@ -124,11 +118,7 @@ class Long(StudyOptions):
                     work = functools.partial(_measure, self, good, length)
                     timed.append(run.cell(f"length{length}", work))
                     piece.advance(f"{len(good)} timed")
-            trained = []
-            for task, name, seed in models:
-                key = f"{task}-{name}-seed{seed}"
-                work = functools.partial(_train, self, run, key, task, name, seed)
-                trained.append(run.trained(key, self.steps, work))
+            trained = run.all_trained(models, _train)
             return run.conclude(_results(wrong, good, timed, trained, self.passes), build_report)
 
 

@@ -1,14 +1,14 @@
 """Which position schemes carry over to inputs longer than any trained on."""
 
 import dataclasses
-import functools
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions
+from experiments.core.settings import FROM_PRESET, TrainingOptions
 from experiments.errors import UsageError
 from experiments.report import blocks as report
 
@@ -21,7 +21,7 @@ TASKS = ("max", "copy", "reverse", "sort")
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions(StudyOptions):
+class Positions(TrainingOptions):
     """Which position schemes carry over to inputs longer than any trained on?
 
     A small causal Transformer is trained with each scheme on lists of up to --length, and tested on
@@ -46,14 +46,9 @@ class Positions(StudyOptions):
     """The longest list trained on."""
     ratios: tuple[int, ...] = FROM_PRESET
     """Test lengths over the trained one; 1 is always among them."""
-    steps: int = FROM_PRESET
-    """Training steps of each model."""
-    batch_size: int = FROM_PRESET
-    """Problems in a batch, a multiple of 4: they have four lengths."""
-    learning_rate: float = 3e-3
-    """The highest learning rate, after the warm-up."""
 
     study: ClassVar[str] = "positions"
+    defaults: ClassVar = {"learning_rate": 0.003}
     choices: ClassVar = {"schemes": SCHEMES, "tasks": TASKS}
     intervals: ClassVar = {"length": "[4, inf)", "batch_size": "[4, inf)"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -81,19 +76,12 @@ class Positions(StudyOptions):
         from experiments import schemes
 
         trained = dict.fromkeys(schemes.trained_as(scheme) for scheme in self.schemes)
-        models = [
-            (task, scheme, seed)
-            for task in self.tasks or ()
-            for scheme in trained
-            for seed in range(self.seeds or 1)
-        ]
+        models = {
+            f"{task}-{scheme}-seed{seed}": (task, scheme, seed)
+            for task, scheme, seed in itertools.product(self.tasks, trained, range(self.seeds))
+        }
         with RunFolder.open(self, len(models) * self.steps) as run:
-            done = []
-            for task, scheme, seed in models:
-                key = f"{task}-{scheme}-seed{seed}"
-                work = functools.partial(_train, self, run, key, task, scheme, seed)
-                done.append(run.trained(key, self.steps, work))
-            return run.conclude(_results(self, done), build_report)
+            return run.conclude(_results(self, run.all_trained(models, _train)), build_report)
 
 
 _TESTED = 256  # problems at each length, fewer at long ones

@@ -1,13 +1,12 @@
 """How many heads a translation model can lose, and whether it matters which."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions, check_heads
+from experiments.core.settings import FROM_PRESET, TrainingOptions, check_heads
 from experiments.report import blocks as report
 
 PARTS = ("self", "cross")
@@ -15,7 +14,7 @@ ORDERS = ("importance", "random")
 
 
 @dataclasses.dataclass(frozen=True)
-class Prune(StudyOptions):
+class Prune(TrainingOptions):
     """How many heads can a translation model lose, and does it matter which?
 
     A small Transformer learns to translate the grammar's sentences. Then its heads go, ever more of
@@ -32,12 +31,6 @@ class Prune(StudyOptions):
     source bears it least.
     """
 
-    steps: int = FROM_PRESET
-    """Training steps of the model."""
-    batch_size: int = FROM_PRESET
-    """Sentences in a batch."""
-    learning_rate: float = 5e-3
-    """The highest learning rate, after the warm-up."""
     layers: int = FROM_PRESET
     """Layers of the encoder, and of the decoder."""
     heads: int = FROM_PRESET
@@ -54,6 +47,7 @@ class Prune(StudyOptions):
     """Random orders of each seed."""
 
     study: ClassVar[str] = "prune"
+    defaults: ClassVar = {"learning_rate": 0.005}
     intervals: ClassVar = {"heads": "[2, inf)"}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {
@@ -77,15 +71,12 @@ class Prune(StudyOptions):
 
     def run(self) -> Path:
         """Train, take heads away, and write the report."""
+        models = {f"seed{seed}": (seed,) for seed in range(self.seeds)}
         with RunFolder.open(self, self.seeds * self.steps) as run:
-            done = []
-            for seed in range(self.seeds):
-                work = functools.partial(_train, self, run, seed)
-                done.append(run.trained(f"seed{seed}", self.steps, work))
-            return run.conclude(_results(self, done), build_report)
+            return run.conclude(_results(self, run.all_trained(models, _train)), build_report)
 
 
-def _train(options: Prune, run: RunFolder, seed: int) -> dict[str, Any]:
+def _train(options: Prune, run: RunFolder, key: str, seed: int) -> dict[str, Any]:
     from experiments import heads, translation
     from experiments.models import seq2seq
 
@@ -96,7 +87,7 @@ def _train(options: Prune, run: RunFolder, seed: int) -> dict[str, Any]:
     size = seq2seq.Size(options.layers, options.heads, options.features, 2 * options.features)
     task = translation.task(f"seed {seed}", translation.fresh(text, size), text)
     recipe = translation.recipe(options.steps, options.learning_rate)
-    trained, history = run.train(f"seed{seed}", task, recipe)
+    trained, history = run.train(key, task, recipe)
     run.progress.say(f"seed {seed}: trained; taking heads away")
     worth = heads.importance(trained, text)
     counts = {"points": options.points, "draws": options.draws}

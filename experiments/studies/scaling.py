@@ -1,13 +1,13 @@
 """What the scale of the dot product does, before and during training."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.core.run import RunFolder
-from experiments.core.settings import FROM_PRESET, StudyOptions
+from experiments.core.settings import FROM_PRESET, TrainingOptions
 from experiments.report import blocks as report
 from experiments.report.published import UNTRAINED, VASWANI
 
@@ -16,7 +16,7 @@ SCALES = {"no scale": 0.0, "too weak": 0.25, "1/√d": 0.5, "too strong": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaling(StudyOptions):
+class Scaling(TrainingOptions):
     """What does the scale 1/√d do to attention, before and during training?
 
     Without training: entropy, largest weight and the norm of the softmax's Jacobian, by depth, of
@@ -37,18 +37,13 @@ class Scaling(StudyOptions):
     """Depths of the table without training."""
     train_depths: tuple[int, ...] = FROM_PRESET
     """Depths to train at."""
-    steps: int = FROM_PRESET
-    """Training steps of each model."""
-    batch_size: int = 32
-    """Problems in a batch."""
-    learning_rate: float = 1e-3
-    """The highest learning rate, after the warm-up."""
     pairs: int = 32
     """Pairs to remember (S)."""
     queries: int = 16
     """Questions on each list (T)."""
 
     study: ClassVar[str] = "scaling"
+    defaults: ClassVar = {"batch_size": 32, "learning_rate": 0.001}
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"train_depths": (256,), "steps": 150, "seeds": 1},
         "default": {"train_depths": (64, 512), "steps": 500, "seeds": 3},
@@ -60,22 +55,17 @@ class Scaling(StudyOptions):
         from experiments import untrained
 
         seeds = range(self.seeds)
-        models = [(d, name, s) for d in self.train_depths for name in SCALES for s in seeds]
+        models = {
+            f"depth{depth}-p{SCALES[name]:g}-seed{seed}": (depth, name, seed)
+            for depth, name, seed in itertools.product(self.train_depths, SCALES, seeds)
+        }
         with RunFolder.open(self, len(models) * self.steps) as run:
             table = [
-                run.cell(
-                    f"untrained-depth{depth}-seed{seed}",
-                    functools.partial(untrained.measure, depth, seed),
-                )
-                for depth in self.depths
-                for seed in seeds
+                run.cell(f"untrained-depth{d}-seed{s}", lambda d=d, s=s: untrained.measure(d, s))
+                for d, s in itertools.product(self.depths, seeds)
             ]
-            trained = []
-            for depth, name, seed in models:
-                key = f"depth{depth}-p{SCALES[name]:g}-seed{seed}"
-                work = functools.partial(_train, self, run, key, depth, name, seed)
-                trained.append(run.trained(key, self.steps, work))
-            return run.conclude({"untrained": table, "trained": trained}, build_report)
+            results = {"untrained": table, "trained": run.all_trained(models, _train)}
+            return run.conclude(results, build_report)
 
 
 _WORDS = 64
@@ -110,6 +100,11 @@ _MEASURES = {
     "largest": "largest weight",
     "jacobian": "Jacobian norm",
 }
+_CURVES = {
+    "loss": "Loss in training, nats",
+    "entropy": "Entropy of the attention / ln n",
+    "gradient_norm": "Gradient norm",
+}
 _SOURCE = "figures given with the study's design, same set-up: 32 keys, 400 queries"
 
 
@@ -118,11 +113,15 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
     settings = results["settings"]
 
     learning = [
-        _curve(results, folder, "loss", "Loss in training, nats", lambda c: c["loss"]),
-        _curve(results, folder, "entropy", "Entropy of the attention / ln n"),
-        _curve(results, folder, "gradient_norm", "Gradient norm", lambda c: c["gradient_norm"]),
+        *(
+            report.training(
+                folder, results["trained"], name, words, line=lambda m: m["name"],
+                panel=lambda m: f"depth {m['depth']}", log=name != "entropy",
+            )
+            for name, words in _CURVES.items()
+        ),
         _trained_table(results),
-    ]
+    ]  # fmt: skip
     return report.Report(
         title="What the scale of the dot product does",
         answer=[*_before(results), *(s for d in _depths(results) for s in _during(results, d))],
@@ -270,30 +269,6 @@ def _untrained_table(results: report.Results) -> report.Table:
         rows,
         note=f"“given”: {_SOURCE}; – where it gives none. The claim is {VASWANI}, §3.2.1.",
     )
-
-
-def _curve(
-    results: report.Results,
-    folder: Path,
-    measure: str,
-    title: str,
-    curve: Callable[[report.Results], Any] | None = None,
-) -> report.Picture:
-    """Draw one quantity over the steps, with a logarithmic axis where it is no observation."""
-    log, curve = curve is not None, curve or (lambda cell: report.observations(cell, measure))
-    panels, ends = [], []
-    for depth in _depths(results):
-        cells = _by_name(results, depth)
-        series = {name: [curve(cell) for cell in own] for name, own in cells.items()}
-        last = {n: [run[-1][1] for run in own if run] for n, own in series.items()}
-        words = ", ".join(f"{n} {report.mean_sd(v, 3 if log else 2)}" for n, v in last.items())
-        panels.append((f"depth {depth}", series))
-        ends.append(f"depth {depth}: {words}")
-    return report.picture(
-        folder, measure, "curves", panels, x="step", y=title, log_y=log, low_y=None if log else 0,
-        alt=f"{title} over the steps. At the end: {'; '.join(ends)}.",
-        caption=f"{title}, over the steps; lines are means over the seeds, bands their range.",
-    )  # fmt: skip
 
 
 def _trained_table(results: report.Results) -> report.Table:

@@ -1,10 +1,9 @@
 """At which learning rates attention still learns, and what widens the range."""
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,16 +65,13 @@ class Stability(StudyOptions):
 
     def run(self) -> Path:
         """Train each form at each learning rate and write the report."""
-        models = list(
-            itertools.product(self.forms, self.learning_rates or (), range(self.seeds or 1))
-        )
+        rates, seeds = self.learning_rates, range(self.seeds)
+        models = {
+            f"form{FORMS.index(form)}-rate{rate:g}-seed{seed}": (form, rate, seed)
+            for form, rate, seed in itertools.product(self.forms, rates, seeds)
+        }
         with RunFolder.open(self, len(models) * self.steps) as run:
-            done = []
-            for form, rate, seed in models:
-                key = f"form{FORMS.index(form)}-rate{rate:g}-seed{seed}"
-                work = functools.partial(_train, self, run, key, form, rate, seed)
-                done.append(run.trained(key, self.steps, work))
-            return run.conclude(_results(self, done), build_report)
+            return run.conclude(_results(self, run.all_trained(models, _train)), build_report)
 
 
 _WORDS = 64
@@ -155,6 +151,11 @@ def _learnt(model: Mapping[str, Any]) -> bool:
 
 
 _BASE = "1/√d"  # what clipping, norm and cap are added to
+_CURVES = {
+    "entropy": "Entropy of the attention / ln n",
+    "max_logit": "Largest logit",
+    "gradient_norm": "Gradient norm",
+}
 _BETTER = 1.1  # a loss lower by this factor counts as lower
 
 
@@ -183,12 +184,13 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
         markers=True, log_x=True, log_y=True, alt=f"{words}; the numbers are in the table.",
         caption=f"{words}.",
     )  # fmt: skip
-    norms: Callable[[Any], Any] = lambda m: m["gradient_norm"]  # noqa: E731
     steps = [
-        _steps(results, folder, "entropy", "Entropy of the attention / ln n"),
-        _steps(results, folder, "max_logit", "Largest logit", log=True),
-        _steps(results, folder, "gradient_norm", "Gradient norm", norms, log=True),
-    ]
+        report.training(
+            folder, results["models"], name, words, line=lambda m: m["form"],
+            panel=lambda m: f"learning rate {m['learning_rate']:g}", log=name != "entropy",
+        )
+        for name, words in _CURVES.items()
+    ]  # fmt: skip
     return report.Report(
         title="How high the learning rate may be",
         answer=_answer(results),
@@ -274,28 +276,6 @@ def _table(results: report.Results) -> report.Table:
         "largest logit", "largest gradient norm", "diverged at step", "the doctor finds",
     ]  # fmt: skip
     return report.Table(f"After training ({report.seeds(results)})", columns, rows)
-
-
-def _steps(
-    results: report.Results,
-    folder: Path,
-    name: str,
-    words: str,
-    curve: Callable[[Any], Any] | None = None,
-    *,
-    log: bool = False,
-) -> report.Picture:
-    """Draw one quantity over the steps: a panel for each learning rate."""
-    panels = []
-    for rate in results["learning_rates"]:
-        own = [m for m in results["models"] if m["learning_rate"] == rate]
-        series = report.runs(own, "form", curve or (lambda m: report.observations(m, name)))
-        panels.append((f"learning rate {rate:g}", series))
-    return report.picture(
-        folder, name, "curves", panels, x="step", y=words, log_y=log,
-        alt=f"{words} over the steps, by learning rate.",
-        caption=f"{words} over the steps, mean and range over the seeds, by learning rate.",
-    )  # fmt: skip
 
 
 def _changed(results: report.Results, form: str) -> str:
