@@ -56,6 +56,7 @@ class StudyOptions:
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     intervals: ClassVar[Mapping[str, str]] = {}
     may_be_empty: ClassVar[tuple[str, ...]] = ()
+    each_once: ClassVar[tuple[str, ...]] = ()
 
     @property
     def question(self) -> str:
@@ -85,7 +86,7 @@ class StudyOptions:
                     _check_number(name, value, intervals.get(field.name))
             if not many and field.name not in self.may_be_empty:
                 raise UsageError(f"{name} is empty; give at least one")
-            if field.name in choices and len(set(many)) < len(many):
+            if field.name in (*choices, *self.each_once) and len(set(many)) < len(many):
                 raise UsageError(f"{name} must name each once")
 
     def run(self) -> Path:
@@ -165,4 +166,5 @@ def _check_number(name: str, value: float, interval: str | None) -> None:
     if interval[0] == "[" and (interval[-1] == "]" or high == math.inf):
         size, words = ("large", f"{low:g} to {high:g}") if above else ("small", f"{low:g} or more")
         raise UsageError(f"{name} {value} is too {size}; it must be {words}")
-    raise UsageError(f"{name} {value} must lie in {interval}")
+    words = "be positive" if interval == "(0, inf)" else f"lie in {interval}"
+    raise UsageError(f"{name} {value} must {words}")

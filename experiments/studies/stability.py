@@ -54,6 +54,7 @@ class Stability(StudyOptions):
 
     study: ClassVar[str] = "stability"
     choices: ClassVar = {"forms": FORMS}
+    each_once: ClassVar = ("learning_rates",)
     intervals: ClassVar = {
         "learning_rates": "(0, inf)", "clip": "(0, inf)", "cap": "(0, inf)", "pairs": "[2, 64]",
     }  # fmt: skip

@@ -113,20 +113,3 @@ def test_the_study_teaches_and_reports(tmp_path):
         "quick: one seed",
     ):
         assert words in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--ways", "map"], ["--ways", "'map'", "logits and maps"]),
-        (["--temperature", "0"], ["--temperature", "(0, inf)"]),
-        (["--layers", "3"], ["--teacher-layers", "2", "3"]),
-        (["--features", "12"], ["--features", "12", "--heads"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    assert main(["distill", *arguments, "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()

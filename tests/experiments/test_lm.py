@@ -116,23 +116,3 @@ def test_the_study_trains_samples_and_reports(tmp_path):
         assert words in page
     # Held-out documents are no training documents.
     assert document["data"]["documents"]["test"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--precision", "float8"], ["--precision", "'float8'", "bfloat16"]),
-        (["--label-smoothing", "1"], ["--label-smoothing", "[0, 1)"]),
-        (["--features", "30"], ["--features", "30", "--heads"]),
-        (["--length", "100000"], ["--length 100000", "too few"]),
-        (["--mesh", "rows=2"], ["--mesh", "rows=2", "data=4,model=2"]),
-        (["--mesh", "data=4096"], ["--mesh", "4096 devices"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    small = ["--preset", "quick", "--train-size", "60"]
-    assert main(["lm", *small, *arguments, "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()

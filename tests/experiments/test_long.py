@@ -166,24 +166,3 @@ def test_the_study_measures_trains_and_reports(tmp_path, monkeypatch):
         "Fitted exponents, lengths 32 to 64",
     ):
         assert words in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--names full lsf", ["--names", "'lsf'", "lsh"]),
-        ("--trained window window", ["--trained", "once"]),
-        ("--tasks max sorting", ["--tasks", "'sorting'", "sort"]),
-        ("--lengths 2", ["--lengths", "2", "4 or more"]),
-        ("--passes backward", ["--passes", "gradient"]),
-        ("--reach 3", ["--reach", "4 or more"]),
-        ("--places 128", ["--places", "128", "85"]),
-        ("--lengths", ["--lengths"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    assert main(["long", *arguments.split(), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()

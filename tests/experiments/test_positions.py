@@ -85,22 +85,3 @@ def test_the_study_trains_tests_and_reports(tmp_path):
         "2 × 4",
     ):
         assert words in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--schemes rotary alib", ["--schemes", "'alib'", "alibi"]),
-        ("--schemes t5 t5", ["--schemes", "once"]),
-        ("--tasks recall", ["--tasks", "'recall'", "reverse"]),
-        ("--length 3", ["--length", "4 or more"]),
-        ("--ratios 0", ["--ratios", "1 or more"]),
-        ("--batch-size 6", ["--batch-size", "6", "multiple of 4"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    assert main(["positions", *arguments.split(), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()

@@ -74,19 +74,3 @@ def test_the_study_trains_prunes_and_reports(tmp_path):
     assert "0 go with at most 2 % of BLEU lost" in said
     assert "2 heads of self-attention cost 10 % of BLEU and 1 heads of attention to the" in said
     assert "source cost 60 % of BLEU; attention to the source bears it least" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--heads 1", ["--heads", "2 or more"]),
-        ("--heads 4 --features 12", ["--features", "12", "--heads"]),
-        ("--points 0", ["--points", "1 or more"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    assert main(["prune", *arguments.split(), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()

@@ -54,21 +54,3 @@ def test_the_study_sweeps_and_reports(tmp_path):
     found = json.loads((tmp_path / "examined/results.json").read_text())
     assert [m["findings"] for m in found["models"]] == [m["findings"] for m in document["models"]]
     assert found["left_out"] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--forms", "QK"], ["--forms", "'QK'", "QK norm"]),
-        (["--learning-rates", "0"], ["--learning-rates", "positive"]),
-        (["--learning-rates", "0.1", "0.1"], ["--learning-rates", "once"]),
-        (["--pairs", "65"], ["--pairs", "65", "64"]),
-        (["--cap", "0"], ["--cap", "positive"]),
-    ],
-)
-def test_a_request_that_cannot_be_met_gets_one_line(arguments, words, capsys, tmp_path):
-    assert main(["stability", *arguments, "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words)
-    assert not (tmp_path / "run").exists()
