@@ -183,15 +183,15 @@ def _outside(ids: Any, vocab: int | None, real: Any = True) -> Any:
 
 
 def _visible(mask: AnyMask, shape: Shape) -> Any:
-    """Which tokens `shape` some query may see under a concrete mask of keys."""
+    """Which tokens, of shape `shape`, are visible to any query under a concrete mask of keys."""
     if mask is None:
         return True
     if not isinstance(mask, Mask):
         return np.broadcast_to(np.asarray(mask), shape)
     with jax.ensure_compile_time_eval():
         kinds: Any = np.asarray(mask.block_map(shape[-1], shape[-1], (shape[-1], 1)).kinds)
-    seen = (kinds != 0).any(axis=tuple(range(-min(kinds.ndim, 3), -1)))
-    return np.broadcast_to(seen, shape)
+    visible = (kinds != 0).any(axis=tuple(range(-min(kinds.ndim, 3), -1)))
+    return np.broadcast_to(visible, shape)
 
 
 def vocabulary(embedding: Any) -> int | None:
@@ -218,7 +218,7 @@ def embeddable(ids: Any, vocab: int | None, mask: AnyMask = None) -> Array:
 
 
 def as_mask(mask: AnyMask) -> Mask | None:
-    """A mask object for whatever may stand for a mask.
+    """The mask object of a mask or a boolean array.
 
     Raises:
         TypeError: If an array is not boolean.
@@ -227,7 +227,7 @@ def as_mask(mask: AnyMask) -> Mask | None:
 
 
 def combine(*given: AnyMask) -> Mask | None:
-    """All the masks at once: a pair is seen where every one of them lets it be seen.
+    """The conjunction of masks: a pair is visible where it is in all of them.
 
     Args:
         *given: Mask objects, boolean arrays that broadcast to `[*B, N, T, S]`, or None.
@@ -243,7 +243,7 @@ def combine(*given: AnyMask) -> Mask | None:
 
 
 def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
-    """The mask of keys that a mask of tokens stands for.
+    """The mask of keys for a mask of tokens.
 
     Args:
         name: The argument's name.
@@ -252,7 +252,7 @@ def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
         shape: The shape of the ids it belongs to, `[*B, L]`.
 
     Returns:
-        A mask that lets every query see the real tokens.
+        A mask in which the real tokens are visible to every query.
 
     Raises:
         ValueError: If an array has neither of the two shapes.
@@ -271,7 +271,7 @@ def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
 
 
 def real_positions(mask: AnyMask, shape: Shape) -> Array | None:
-    """Positions that count real tokens only, where a mask `[*B, T]` says which are real.
+    """Positions that count real tokens only, given a mask `[*B, T]` of them.
 
     Args:
         mask: As in `token_mask`.

@@ -104,16 +104,18 @@ class MultiHeadAttention(CachedAttention):
             if query_positions is not None or key_positions is not None:
                 raise ValueError("decode=True takes positions from the cache: give none")
             inputs = self._three(inputs_q, inputs_k, inputs_v)
-            told = {"mask": mask, "bias": bias, "sow_weights": sow_weights}
-            return self._decode_step(inputs, valid, **told, **flags)
+            call_options = {"mask": mask, "bias": bias, "sow_weights": sow_weights}
+            return self._decode_step(inputs, valid, **call_options, **flags)
         if valid is not None:
             raise ValueError("valid is for decode=True; hide tokens from all by a mask")
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         mask = combine(masks.causal() if is_causal else None, mask)
-        told = {"mask": mask, "bias": bias, **where}
+        call_options = {"mask": mask, "bias": bias, **where}
         if sow_weights:
-            self._sow_weights(self._weights(propagate_nan(arrays[0], inputs_q), arrays[1], **told))
-        return self._answer(self._run(*arrays, **told, **flags).out, inputs_q)
+            self._sow_weights(
+                self._weights(propagate_nan(arrays[0], inputs_q), arrays[1], **call_options)
+            )
+        return self._answer(self._run(*arrays, **call_options, **flags).out, inputs_q)
 
     def with_stats(
         self,

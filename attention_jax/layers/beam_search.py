@@ -57,7 +57,7 @@ def search(
 
     Args:
         step: The model, for tokens `[M, *B]`.
-        first: What stands before the first token to make.
+        first: The token before the first one to generate.
         state: The model's state before it, beams first, all alike.
         move: `move(state, order [M, *B])`: beam m becomes beam order[m], all its state together.
         length: L, the most tokens to make.

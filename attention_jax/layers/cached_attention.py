@@ -82,18 +82,20 @@ class CachedAttention(ProjectedAttention):
         at = cache.next_positions(T, valid)
         query, key, value = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)
-        # In a rolling cache a chunk may overwrite what its own first queries see.
-        seen = cache.concatenate(key, value, valid) if cache.rolling and T > 1 else after
-        told = {
-            "mask": combine(seen.mask(), masks.causal(), mask),
+        # In a rolling cache a chunk may overwrite keys that its own first queries attend to.
+        keys = cache.concatenate(key, value, valid) if cache.rolling and T > 1 else after
+        call_options = {
+            "mask": combine(keys.mask(), masks.causal(), mask),
             "bias": bias,
             "query_positions": at,
-            "key_positions": seen.positions(),
-            "count": seen.lengths,
+            "key_positions": keys.positions(),
+            "count": keys.lengths,
         }
         if sow_weights:
-            self._sow_weights(self._weights(propagate_nan(query, inputs[0]), seen.key, **told))
-        result = self._run(query, seen.key, seen.value, **told, **flags)
+            self._sow_weights(
+                self._weights(propagate_nan(query, inputs[0]), keys.key, **call_options)
+            )
+        result = self._run(query, keys.key, keys.value, **call_options, **flags)
         return self._leave(result.out, after, inputs[0]), after
 
     def _decode_step(self, inputs: tuple[Any, Any, Any], valid: Any, **options: Any) -> Array:
@@ -148,10 +150,10 @@ class CachedAttention(ProjectedAttention):
         query = self._project_query(inputs_q, query_positions)
         if query_positions is None:
             query_positions = jnp.arange(inputs_q.shape[-2], dtype=jnp.int32)
-        told = {"query_positions": query_positions, "key_positions": cache.positions()}
-        told |= {"mask": combine(cache.mask(), mask), "bias": bias}
+        call_options = {"query_positions": query_positions, "key_positions": cache.positions()}
+        call_options |= {"mask": combine(cache.mask(), mask), "bias": bias}
         flags = {"deterministic": deterministic, "random": random}
-        result = self._run(query, cache.key, cache.value, **told, **flags)
+        result = self._run(query, cache.key, cache.value, **call_options, **flags)
         return self._leave(result.out, cache, inputs_q)
 
     def _answer(self, attended: Array, inputs_q: Any) -> Array:

@@ -51,7 +51,7 @@ def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
 
 
 def first_cache(cache: Any) -> KVCache:
-    """The first layer's cache of tokens, from a stack's, scanned or not: all stand alike."""
+    """The first layer's cache of tokens, from a stack's: all layers have the same index."""
     first: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[0]
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
 
@@ -83,7 +83,7 @@ def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
 
 
 def check_window(cache: KVCache, mask: Mask | None) -> None:
-    """Checks that a rolling cache holds all that a query sees under a layer's and a call's mask.
+    """Checks that a rolling cache holds every key visible under a layer's and a call's mask.
 
     Raises:
         ValueError: If the mask reaches further back, or has no known reach.

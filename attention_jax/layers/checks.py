@@ -1,4 +1,4 @@
-"""What every module checks where it is written down, so that no wrong setting waits for a call."""
+"""Checks of settings at construction, so that errors do not wait for a call."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _WITH_BLOCKS = ("blockwise", "flash")
 
 
 def check_settings(**given: Any) -> None:
-    """Checks settings by name; others are not looked at.
+    """Checks settings by name; others are ignored.
 
     Args:
         **given: dtypes, initialisers, flags, rates, the precision, the mask, the activation, the

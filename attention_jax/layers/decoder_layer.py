@@ -106,12 +106,15 @@ class TransformerDecoderLayer(TransformerLayer):
         Returns:
             `[*B, T, in_features]`.
         """
-        flags, told = (deterministic, random), {"valid": valid, "query_positions": query_positions}
+        flags, call_options = (
+            (deterministic, random),
+            {"valid": valid, "query_positions": query_positions},
+        )
 
         def attend(query: Array, memory: Array, options: Any) -> tuple[Array, None]:
             return self._part("cross_attention")(query, memory, **options), None
 
-        return self._run(attend, x, memory, mask, memory_mask, *flags, **told)[0]
+        return self._run(attend, x, memory, mask, memory_mask, *flags, **call_options)[0]
 
     def with_weights(
         self,
@@ -133,8 +136,10 @@ class TransformerDecoderLayer(TransformerLayer):
         def attend(query: Array, memory: Array, options: Any) -> tuple[Array, Array]:
             cross = self._part("cross_attention")
             named = ("mask", "query_positions")
-            told = {name: options[name] for name in named if name in options}
-            return cross(query, memory, **options), cross.attention_weights(query, memory, **told)
+            call_options = {name: options[name] for name in named if name in options}
+            return cross(query, memory, **options), cross.attention_weights(
+                query, memory, **call_options
+            )
 
         flags = (deterministic, random)
         return self._run(
@@ -211,8 +216,8 @@ class TransformerDecoderLayer(TransformerLayer):
         check_batch("x", x, cache.own)
         x, flags = self._cast(x), (deterministic, random)
         at = cache.own.next_positions(x.shape[-2], valid)
-        told = {"cache": cache.own, "valid": valid, "mask": mask}
-        x, own = self._attend_to_self(x, *flags, **told)
+        call_options = {"cache": cache.own, "valid": valid, "mask": mask}
+        x, own = self._attend_to_self(x, *flags, **call_options)
         options = self._cross_options(memory_mask, at, *flags)
 
         def attend(query: Array) -> tuple[Array, None]:
@@ -239,16 +244,16 @@ class TransformerDecoderLayer(TransformerLayer):
         memory_mask: AnyMask,
         deterministic: Flag,
         random: Any,
-        **told: Any,
+        **call_options: Any,
     ) -> tuple[Array, Extra]:
         """The layer, with `attend(query, memory, options)` as attention to the memory."""
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_width("memory", memory, self.in_features, "[*B, S, in_features]")
         x, memory, flags = self._cast(x), self._cast(memory), (deterministic, random)
-        at = told["query_positions"]
+        at = call_options["query_positions"]
         if self.decode and (cache := self.self_attention._stored_cache()) is not None:
-            at = cache.next_positions(x.shape[-2], told.get("valid"))
-        x, _ = self._attend_to_self(x, *flags, mask=mask, **told)
+            at = cache.next_positions(x.shape[-2], call_options.get("valid"))
+        x, _ = self._attend_to_self(x, *flags, mask=mask, **call_options)
         options = self._cross_options(memory_mask, at, *flags)
         x, extra = self._residual(
             self.cross_attention_norm, x, lambda query: attend(query, memory, options), *flags

@@ -51,8 +51,8 @@ class TransformerEncoderLayer(TransformerLayer):
         """
         check_width("x", x, self.in_features, "[*B, S, in_features]")
         flags = (deterministic, random)
-        told = {"mask": mask, "valid": valid, "query_positions": query_positions}
-        x, _ = self._attend_to_self(self._cast(x), *flags, **told)
+        call_options = {"mask": mask, "valid": valid, "query_positions": query_positions}
+        x, _ = self._attend_to_self(self._cast(x), *flags, **call_options)
         return self._feed_forward(x, *flags)
 
     def new_cache(
@@ -92,6 +92,6 @@ class TransformerEncoderLayer(TransformerLayer):
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_batch("x", x, cache)
         flags = (deterministic, random)
-        told = {"cache": cache, "valid": valid, "mask": mask}
-        x, after = self._attend_to_self(self._cast(x), *flags, **told)
+        call_options = {"cache": cache, "valid": valid, "mask": mask}
+        x, after = self._attend_to_self(self._cast(x), *flags, **call_options)
         return self._feed_forward(x, *flags), after

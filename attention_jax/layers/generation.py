@@ -1,7 +1,7 @@
-"""From a trained model to sentences, in either flavour: what is asked for, and how it is made.
+"""Generation of sequences by a trained model of either flavour.
 
 The source is encoded once, a prompt read once, and each step computes one token over a cache. A
-model is known here by `ask(method, *arguments, **options)`, which calls one of its methods.
+model is known here by `call_model(method, *arguments, **options)`, which calls one of its methods.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from attention_jax.layers.caches import each_cache, with_beams
 from attention_jax.layers.sampling import Step, generate, likeliest, sampler
 from attention_jax.masks import Mask
 
-Ask = Callable[..., Any]
+CallModel = Callable[..., Any]
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +57,7 @@ class Task:
         bos: The id that begins a sentence, a scalar or `[*B]`; -1 for a prompt.
         eos: Ids `[E]`, each of which ends a sentence.
         pad: What follows the end.
-        prompt: Whether the model goes on after `source`.
+        prompt: Whether the model continues `source`.
         length: The most tokens to make.
     """
 
@@ -82,7 +82,7 @@ def task(
     source_vocab: int | None,
     target_vocab: int | None,
 ) -> Task:
-    """What a call of a decoder asks for; a vocabulary of None is of unknown size.
+    """The checked arguments of a decoding call; a vocabulary of None is of unknown size.
 
     Raises:
         TypeError: If an id is not an integer, or a prompt's mask is not an array.
@@ -94,7 +94,9 @@ def task(
     check_tokens("source", source)
     if prompt:
         if bos is not None:
-            raise ValueError("a language model goes on after its prompt: give no bos")
+            raise ValueError(
+                "bos is not accepted for TransformerLM: generation continues from the prompt"
+            )
         if np.shape(source)[-1] == 0:
             raise ValueError("a prompt must have at least one token")
         if isinstance(mask, Mask):
@@ -189,19 +191,21 @@ def _shown(x: Any) -> str:
     return f"shape {list(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else repr(x)
 
 
-def sentence(ask: Ask, task: Task, draw: Draw | None) -> Array:
+def sentence(call_model: CallModel, task: Task, draw: Draw | None) -> Array:
     """The sentence of the likeliest tokens, or of drawn ones: ids `[*B, length]`."""
     choose = likeliest
     if draw is not None:
         top_k = draw.traced_top_k if draw.top_k is None else draw.top_k
         choose = sampler(draw.key, draw.temperature, top_k, draw.top_p)
-    begun = _begin(ask, task)
+    begun = _begin(call_model, task)
     return generate(*begun, choose, length=task.length, eos=task.eos, pad=task.pad)
 
 
-def beams(ask: Ask, task: Task, num_beams: int, length_penalty: Array) -> tuple[Array, Array]:
+def beams(
+    call_model: CallModel, task: Task, num_beams: int, length_penalty: Array
+) -> tuple[Array, Array]:
     """The likeliest sentences of a beam search, `[*B, M, length]`, and their scores `[*B, M]`."""
-    step, first, begun = _begin(ask, task)
+    step, first, begun = _begin(call_model, task)
 
     def move(state: Any, order: Array) -> Any:
         return each_cache(lambda cache: cache.reorder(order, axis=0), state)
@@ -218,28 +222,28 @@ def beams(ask: Ask, task: Task, num_beams: int, length_penalty: Array) -> tuple[
     )
 
 
-def _begin(ask: Ask, task: Task) -> tuple[Step, Array, Any]:
+def _begin(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
     """One step of the model, the token before the first one to make, and the state before it."""
     if task.prompt:
-        return _after_prompt(ask, task)
-    memory = ask("encode", task.source, task.mask, deterministic=True)
+        return _after_prompt(call_model, task)
+    memory = call_model("encode", task.source, task.mask, deterministic=True)
     # As a mask of keys, which holds for beams in front of the batch too.
     seen = token_mask("source_mask", task.mask, task.source.shape)
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
         token = token[..., None]
-        logits, state = ask("with_cache", token, state, seen, deterministic=True)
+        logits, state = call_model("with_cache", token, state, seen, deterministic=True)
         return logits[..., 0, :], state
 
     first = jnp.broadcast_to(task.bos, task.source.shape[:-1])
-    return step, first, ask("new_cache", memory, task.length)
+    return step, first, call_model("new_cache", memory, task.length)
 
 
-def _after_prompt(ask: Ask, task: Task) -> tuple[Step, Array, Any]:
+def _after_prompt(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
     """The prompt is read but for its last token, with which the loop begins."""
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
-        logits, state = ask("with_cache", token[..., None], state, deterministic=True)
+        logits, state = call_model("with_cache", token[..., None], state, deterministic=True)
         return logits[..., 0, :], state
 
     prompt, valid = task.source, None
@@ -250,7 +254,9 @@ def _after_prompt(ask: Ask, task: Task) -> tuple[Step, Array, Any]:
         prompt = jnp.take_along_axis(prompt, order, axis=-1)
         valid = jnp.take_along_axis(real, order, axis=-1)[..., :-1]
     size = prompt.shape[-1] - 1
-    state = ask("new_cache", prompt.shape[:-1], size + task.length)
+    state = call_model("new_cache", prompt.shape[:-1], size + task.length)
     if size:
-        state = ask("with_cache", prompt[..., :-1], state, valid=valid, deterministic=True)[1]
+        state = call_model("with_cache", prompt[..., :-1], state, valid=valid, deterministic=True)[
+            1
+        ]
     return step, prompt[..., -1].astype(jnp.int32), state

@@ -46,7 +46,7 @@ class GraphScore(ScoreRecipe):
 
 
 def neighbours(adjacency: AnyMask, rank: int, self_loops: bool) -> Mask | None:
-    """The mask that an adjacency stands for.
+    """The mask of an adjacency.
 
     Args:
         adjacency: A mask object; a boolean array `[T, T]`, `[*B, T, T]` or `[*B, #N, T, T]`; or

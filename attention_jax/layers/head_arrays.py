@@ -119,8 +119,8 @@ def prune_term(
 ) -> dict[str, Any] | None:
     """The parameters of a score or bias that stay, None where slicing them will not do.
 
-    Which arrays have an entry for each head, only the term knows. So it is tried: scores of random
-    queries and keys must be those of the heads that stay.
+    A term does not declare which of its arrays have an entry for each head. So slicing is tried:
+    scores of random queries and keys must be those of the heads that stay.
 
     Args:
         build: makes the term from its arrays by name, for so many heads.
@@ -177,7 +177,7 @@ def clusters(similarity: Any, threshold: float) -> list[list[int]]:
 def merge_projections(
     arrays: Mapping[str, Mapping[str, Any]], groups: Sequence[Sequence[int]], plan: Plan
 ) -> Arrays:
-    """The projections where each group's leader looks for all of it.
+    """The projections where the first head of each group replaces the group.
 
     What a group adds to the output is `P Σ_n [W_n^value; b_n^value] W_n^out`, were its maps the
     leader's: the best matrix of that rank takes the sum's place (its singular value decomposition).

@@ -109,7 +109,7 @@ class AttentionFn:
         if position is not None:
             settled = by_position(settled)
             score = None if score is None else counted(score, position[..., 0] + 1)
-        told = {
+        call_options = {
             "score": score,
             "mask": combine(settled, causal, given),
             "bias": _total(self.bias, bias),
@@ -118,7 +118,7 @@ class AttentionFn:
         }
         if sow is not None:
             wide = widen(query) if force_fp32_for_softmax else query
-            sow(_nan_unless(attention_weights(wide, key, **told), valid))
+            sow(_nan_unless(attention_weights(wide, key, **call_options), valid))
         dropout = {}
         if not deterministic and dropout_rate:
             if dropout_rng is None:
@@ -130,7 +130,9 @@ class AttentionFn:
                 "dropout_key": dropout_rng,
                 "shared_dropout": broadcast_dropout,
             }
-        request = make_request(query, key, value, block_size=self.block_size, **told, **dropout)
+        request = make_request(
+            query, key, value, block_size=self.block_size, **call_options, **dropout
+        )
         return _nan_unless(execute(request, self.implementation).out, valid)
 
 
@@ -269,11 +271,10 @@ def _nan_unless(x: Array, valid: Array | None) -> Array:
 
 
 def _step_position(mask: Any, layout: Layout) -> Array | None:
-    """Where the query of a cached decode's step stands: at the last key that the mask shows.
+    """The position of the query in a step of Flax's cached decoding: that of the last visible key.
 
-    Flax tells a step from other calls by nothing but one query, many keys and the mask that hides
-    the unwritten ones; yet what goes by position must know, and what counts keys counts those up to
-    there. None leaves positions as they are.
+    Such a step has one query, many keys and a mask of the unwritten ones, and no positions. Masks
+    and biases by position and scores that count keys need one. None for every other call.
     """
     if mask is None or isinstance(mask, Mask) or layout.T != 1 or layout.S < 2:
         return None

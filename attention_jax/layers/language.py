@@ -134,8 +134,8 @@ class TransformerLM(TokenModel):
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
         check_tokens("tokens", tokens, vocabulary(self.embedding), valid)
         x = self._embed(self.embedding, tokens, valid, at, deterministic, random)
-        told = {"valid": valid, "deterministic": deterministic, **random}
-        x, cache = self.decoder.with_cache(x, cache, **told)
+        call_options = {"valid": valid, "deterministic": deterministic, **random}
+        x, cache = self.decoder.with_cache(x, cache, **call_options)
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:

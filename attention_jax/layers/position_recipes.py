@@ -237,7 +237,7 @@ NAMED: dict[str, PositionRecipe] = {
 
 
 def recipe(given: AnyPositions) -> PositionRecipe:
-    """The recipe that a `positions=` argument stands for.
+    """The recipe of a `positions=` argument.
 
     Args:
         given: A recipe, a bias object, one of the names of `NAMED`, or None for none.

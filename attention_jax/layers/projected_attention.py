@@ -145,8 +145,8 @@ class ProjectedAttention(AttentionLayer):
             length: How many tokens it can hold.
             dtype: What keys and values are stored in; None is the layer's, or float32 at least.
             rolling: Whether it keeps the latest tokens, for a mask with a window: `length` must be
-                at least what a query sees, itself counted. `with_cache` refuses a longer window,
-                and a mask without one.
+                at least the number of keys visible to a query, itself included. `with_cache`
+                refuses a longer window, and a mask without one.
 
         Returns:
             A cache with index 0.
@@ -204,7 +204,7 @@ class ProjectedAttention(AttentionLayer):
         """Outputs of the three projections, from one product with their kernels side by side.
 
         Each projection is called all the same, with its part of the product, so that interceptors
-        and captured intermediates see it.
+        and captured intermediates have it.
         """
         arrays = self._kernels((self.query, self.key, self.value), x.shape[-1:], heads)
         if arrays is None:

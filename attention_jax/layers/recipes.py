@@ -1,9 +1,8 @@
-"""Scores with parameters still to be made: what to draw, and how to build the score from it.
+"""Recipes of scores: which parameters a layer creates, and the score that they give.
 
-A score object of `attention_jax.scores` holds its arrays. A layer has none yet when it is written
-down, and wants to own them, so that they are initialised, saved and trained with the rest. A recipe
-is the part that comes before: for the sizes of a layer it names the parameters and draws their
-first values, and for any values of them it builds the score.
+A score object of `attention_jax.scores` holds its arrays. A layer creates them at initialisation,
+so that they are saved and trained with its other parameters. For the sizes of a layer a recipe
+names the parameters and draws their first values; for any values it builds the score.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
 class Sizes(NamedTuple):
-    """What a recipe must know of the layer.
+    """The sizes of a layer, as a recipe needs them.
 
     Attributes:
         num_heads: N, query heads.
@@ -334,7 +333,7 @@ NAMED: dict[str, ScoreRecipe] = {
 
 
 def recipe(score: AnyScore) -> ScoreRecipe:
-    """The recipe that a `score=` argument stands for.
+    """The recipe of a `score=` argument.
 
     Args:
         score: A score object, a recipe, one of the names of `NAMED`, or None for "scaled_dot".

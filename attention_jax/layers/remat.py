@@ -9,7 +9,7 @@ Remat = bool | str | Callable[..., Any]
 
 
 def checkpoint_policy(remat: Remat) -> Callable[..., Any] | None:
-    """The policy that a `remat=` argument stands for; None recomputes everything.
+    """The policy of a `remat=` argument; None recomputes everything.
 
     Raises:
         ValueError: If there is no policy of that name.

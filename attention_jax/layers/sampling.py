@@ -1,7 +1,7 @@
-"""Token after token: one loop for greedy and sampled decoding, and how a token is drawn.
+"""Autoregressive generation: one loop for greedy and sampled decoding, and how a token is drawn.
 
-Nothing here knows a model. `step(tokens [*B], state) -> (logits [*B, vocab], state)` is all a model
-has to offer; its state is any pytree.
+A model is a function `step(tokens [*B], state) -> (logits [*B, vocab], state)`; its state is any
+pytree.
 """
 
 from collections.abc import Callable
@@ -28,14 +28,14 @@ def generate(
     eos: Any,
     pad: Any,
 ) -> Int[Array, "*B L"]:
-    """The tokens that `choose` takes, one after the other.
+    """Generates tokens one after the other, each chosen by `choose`.
 
     Args:
         step: The model.
-        first: What stands before the first token to make.
+        first: The token before the first one to generate.
         state: The model's state before it.
         choose: `choose(logits, index) -> token`.
-        length: The most tokens to make; the loop ends as soon as every sequence has its end.
+        length: The largest number of tokens; the loop ends as soon as every sequence has ended.
         eos: Ids `[E]`: any of them ends a sequence, and is part of the result.
         pad: What follows the end.
 
@@ -52,7 +52,7 @@ def generate(
     def extend(carry: Any) -> Any:
         index, token, state, done, made = carry
         logits, state = step(token, state)
-        # A sequence that has ended goes on unread: the padding need not be a token of the model.
+        # A sequence that has ended is extended unread: padding need not be a token of the model.
         token = choose(logits, index).astype(jnp.int32)
         shown = jnp.where(done, pad, token)
         made = jax.lax.dynamic_update_slice_in_dim(made, shown[..., None], index, axis=-1)

@@ -128,13 +128,13 @@ class EntropyScale(Wrapped):
         return _times(self.inside(values), scale)
 
     def adapt(self, values: Mapping[str, Array], result: Result) -> dict[str, Array]:
-        """Moves towards the target, by the mean entropy of each head's rows that see anything."""
-        assert result.rows is not None  # asked for where `adapts`
+        """Moves towards the target, by the mean entropy of each head's rows that are not empty."""
+        assert result.rows is not None  # the request is for statistics where `adapts`
         assert result.empty is not None
-        entropy, seen = jax.lax.stop_gradient(result.rows.entropy), ~result.empty
+        entropy, visible = jax.lax.stop_gradient(result.rows.entropy), ~result.empty
         axes = tuple(i for i in range(entropy.ndim) if i != entropy.ndim - 2)
-        count = jnp.sum(seen, axis=axes)
-        total = jnp.sum(jnp.where(seen, entropy, 0), axis=axes)
+        count = jnp.sum(visible, axis=axes)
+        total = jnp.sum(jnp.where(visible, entropy, 0), axis=axes)
         mean = total / jnp.maximum(count, 1).astype(total.dtype)
         change = jnp.where(count > 0, mean - self.target, 0).astype(jnp.float32)
         return {"log_scale": values["log_scale"] + self.rate * jnp.clip(change, -1.0, 1.0)}

@@ -1,4 +1,4 @@
-"""What `score=` takes besides score objects: recipes, by the name of the score they make.
+"""Functions that make the recipes of scores, by the names of the scores.
 
     layer = MultiHeadAttention(8, 64, score=additive(32))
 

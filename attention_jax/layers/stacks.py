@@ -71,14 +71,19 @@ class LayerStack(TransformerSettings):
         return make.layers(lambda: self._build_layer(make), self.num_layers, self.scan_layers)
 
     def _through(
-        self, name: str, x: Any, args: tuple[Any, ...], told: Mapping[str, Any], cache: Any = None
+        self,
+        name: str,
+        x: Any,
+        args: tuple[Any, ...],
+        call_options: Mapping[str, Any],
+        cache: Any = None,
     ) -> tuple[Array, Any]:
         """The method `name` of every layer in turn: the last output, and what else each returns.
 
         With a cache each layer's follows `x` in the arguments.
         """
         check_width("x", x, self.in_features, "[*B, length, in_features]")
-        options = dict(told)
+        options = dict(call_options)
         random = {key: options.pop(key) for key in self._random if key in options}
 
         def call(layer: Any, x: Any, own: Any, **random: Any) -> tuple[Array, Any]:
@@ -111,31 +116,33 @@ class TransformerEncoder(LayerStack):
     _layer = TransformerEncoderLayer
 
     @arguments_of(TransformerEncoderLayer.__call__)
-    def __call__(self, x: Any, *args: Any, **told: Any) -> Float[Array, "*B S D"]:
+    def __call__(self, x: Any, *args: Any, **call_options: Any) -> Float[Array, "*B S D"]:
         """The states after the last layer.
 
         Returns:
             `[*B, S, in_features]`.
         """
-        return self._through("__call__", x, args, told)[0]
+        return self._through("__call__", x, args, call_options)[0]
 
     @arguments_of(TransformerEncoderLayer.new_cache)
-    def new_cache(self, *args: Any, **told: Any) -> Any:
+    def new_cache(self, *args: Any, **call_options: Any) -> Any:
         """Each layer's empty cache, for `with_cache`."""
         layers = self._unbound("layers", self._build_layers)
         every = [layers] * self.num_layers if self.scan_layers else layers
-        caches = [layer.new_cache(*args, **told) for layer in every]
+        caches = [layer.new_cache(*args, **call_options) for layer in every]
         return _stack(caches) if self.scan_layers else tuple(caches)
 
     @arguments_of(TransformerEncoderLayer.with_cache)
-    def with_cache(self, x: Any, cache: Any, **told: Any) -> tuple[Float[Array, "*B T D"], Any]:
+    def with_cache(
+        self, x: Any, cache: Any, **call_options: Any
+    ) -> tuple[Float[Array, "*B T D"], Any]:
         """The layers for the next tokens, causal: the stack of a decoder-only model.
 
         Returns:
             `[*B, T, in_features]` and the next cache.
         """
         check_batch("x", x, cache)
-        return self._through("with_cache", x, (), told, cache)
+        return self._through("with_cache", x, (), call_options, cache)
 
 
 @settings
@@ -162,48 +169,50 @@ class TransformerDecoder(LayerStack):
         check_cross_attention(given)
 
     @arguments_of(TransformerDecoderLayer.__call__)
-    def __call__(self, x: Any, *args: Any, **told: Any) -> Float[Array, "*B T D"]:
+    def __call__(self, x: Any, *args: Any, **call_options: Any) -> Float[Array, "*B T D"]:
         """The states after the last layer.
 
         Returns:
             `[*B, T, in_features]`.
         """
-        return self._through("__call__", x, args, told)[0]
+        return self._through("__call__", x, args, call_options)[0]
 
     @arguments_of(TransformerDecoderLayer.with_weights)
     def with_weights(
-        self, x: Any, *args: Any, **told: Any
+        self, x: Any, *args: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
         """The states, and every layer's weights of its attention to the memory, before dropout.
 
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
         """
-        x, every = self._through("with_weights", x, args, told)
+        x, every = self._through("with_weights", x, args, call_options)
         return x, self._stacked(every)
 
     @arguments_of(TransformerDecoderLayer.with_stats)
-    def with_stats(self, x: Any, *args: Any, **told: Any) -> tuple[Float[Array, "*B T D"], Stats]:
+    def with_stats(
+        self, x: Any, *args: Any, **call_options: Any
+    ) -> tuple[Float[Array, "*B T D"], Stats]:
         """The states, and the statistics of every layer's attention to the memory.
 
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
         """
-        x, every = self._through("with_stats", x, args, told)
+        x, every = self._through("with_stats", x, args, call_options)
         return x, self._stacked(every)
 
     @arguments_of(TransformerDecoderLayer.new_cache)
-    def new_cache(self, *args: Any, **told: Any) -> Any:
+    def new_cache(self, *args: Any, **call_options: Any) -> Any:
         """Each layer's cache without tokens, and its projected memory, for `with_cache`."""
 
         def call(layer: Any, carry: None, item: None) -> tuple[None, Any]:
-            return None, layer.new_cache(*args, **told)
+            return None, layer.new_cache(*args, **call_options)
 
         return self._each(call, None)[1]
 
     @arguments_of(TransformerDecoderLayer.with_cache)
     def with_cache(
-        self, x: Any, cache: Any, *args: Any, **told: Any
+        self, x: Any, cache: Any, *args: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Any]:
         """The layers for the next tokens.
 
@@ -211,4 +220,4 @@ class TransformerDecoder(LayerStack):
             `[*B, T, in_features]` and the next cache.
         """
         check_batch("x", x, cache)
-        return self._through("with_cache", x, args, told, cache)
+        return self._through("with_cache", x, args, call_options, cache)

@@ -77,7 +77,7 @@ class FamilyAttention(MultiHeadAttention):
         if statistics:
             raise NotImplementedError(f"{name} forms no rows of weights: it has no statistics")
         if any(at is not None for at in positions.values()):
-            raise NotImplementedError(f"{name} goes by array index: it takes no positions or cache")
+            raise NotImplementedError(f"{name} uses array indices: it takes no positions or cache")
         with precision_of_products(self.precision):
             return Result(self._attend(query, key, value, combine(self.mask, mask)))
 

@@ -1,4 +1,4 @@
-"""When a layer drops something out: the rule, and what to do where only the values will tell."""
+"""Whether dropout is active: by flags that are known, or traced."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -17,11 +17,11 @@ Out = TypeVar("Out")
 def is_training(
     name: str, rate: float | int, call: Flag, constructed: Flag, hint: str = ""
 ) -> bool | Array:
-    """Whether a layer drops anything out now; the call's flag wins over the constructor's.
+    """Whether dropout is active; the call's flag wins over the constructor's.
 
     Args:
         name: The layer's name, for the message.
-        rate: Its dropout rate; without one no flag is looked at.
+        rate: Its dropout rate; without one flags are ignored.
         call: `deterministic` as given in the call.
         constructed: `deterministic` as given at construction.
         hint: How else the flag is set, for the message.
@@ -30,15 +30,15 @@ def is_training(
         A plain bool, or a traced one where the flag is traced.
 
     Raises:
-        ValueError: If there is a rate, and neither flag says which it is.
+        ValueError: If there is a rate and neither flag is given.
     """
     if rate == 0.0:
         return False
     deterministic = constructed if call is None else call
     if deterministic is None:
         raise ValueError(
-            f"{name} has dropout rate {rate} and must be told whether to use it: give "
-            f"`deterministic` at construction or in the call{hint}"
+            f"{name} has dropout rate {rate}: give `deterministic` at construction or in the "
+            f"call{hint}"
         )
     return not deterministic if is_concrete(deterministic) else jnp.logical_not(deterministic)
 

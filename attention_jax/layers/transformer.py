@@ -140,17 +140,17 @@ class Transformer(TokenModel):
             `[*B, T, features]`.
         """
         given = (target, memory, target_mask, memory_mask)
-        inputs, told = self._inputs(*given, deterministic, random, query_positions)
-        return self.decoder(*inputs, **told)
+        inputs, call_options = self._inputs(*given, deterministic, random, query_positions)
+        return self.decoder(*inputs, **call_options)
 
     @arguments_of(decode_states)
-    def decode(self, *args: Any, **told: Any) -> Float[Array, "*B T vocab"]:
+    def decode(self, *args: Any, **call_options: Any) -> Float[Array, "*B T vocab"]:
         """Logits of the token after each target token.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
         """
-        return self.logits(self.decode_states(*args, **told))
+        return self.logits(self.decode_states(*args, **call_options))
 
     def new_cache(
         self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
@@ -195,8 +195,8 @@ class Transformer(TokenModel):
         check_tokens("target", target, vocabulary(self.target_embedding), valid)
         x = self._embed(self.target_embedding, target, valid, at, deterministic, random)
         mask = token_mask("memory_mask", memory_mask, memory_shape(cache))
-        told = {"valid": valid, "deterministic": deterministic, **random}
-        x, cache = self.decoder.with_cache(x, cache, mask, **told)
+        call_options = {"valid": valid, "deterministic": deterministic, **random}
+        x, cache = self.decoder.with_cache(x, cache, mask, **call_options)
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
@@ -253,8 +253,8 @@ class Transformer(TokenModel):
         Returns:
             `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
         """
-        inputs, told = self._evaluation(source, target, source_mask, target_mask)
-        return self.decoder.with_weights(*inputs, **told)[1]
+        inputs, call_options = self._evaluation(source, target, source_mask, target_mask)
+        return self.decoder.with_weights(*inputs, **call_options)[1]
 
     def cross_attention_stats(
         self,
@@ -268,8 +268,8 @@ class Transformer(TokenModel):
         Returns:
             Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.
         """
-        inputs, told = self._evaluation(source, target, source_mask, target_mask)
-        return self.decoder.with_stats(*inputs, **told)[1]
+        inputs, call_options = self._evaluation(source, target, source_mask, target_mask)
+        return self.decoder.with_stats(*inputs, **call_options)[1]
 
     def _evaluation(
         self, source: Any, target: Any, source_mask: AnyMask, target_mask: AnyMask
@@ -295,5 +295,5 @@ class Transformer(TokenModel):
         check_tokens("target", target, vocabulary(self.target_embedding), mask)
         x = self._embed(self.target_embedding, target, target_mask, at, deterministic, random)
         others = token_mask("memory_mask", memory_mask, np.shape(memory)[:-1])
-        told = {"deterministic": deterministic, "query_positions": at, **random}
-        return (x, memory, mask, others), told
+        call_options = {"deterministic": deterministic, "query_positions": at, **random}
+        return (x, memory, mask, others), call_options

@@ -165,17 +165,22 @@ class TransformerLayer(TransformerSettings):
         return x if pre else nan_propagating(norm, x), extra
 
     def _attend_to_self(
-        self, x: Array, deterministic: Flag, random: Any, cache: KVCache | None = None, **told: Any
+        self,
+        x: Array,
+        deterministic: Flag,
+        random: Any,
+        cache: KVCache | None = None,
+        **call_options: Any,
     ) -> tuple[Array, Any]:
         """Self-attention, and the next cache where there is one."""
         # What is not given is left out: another attention may not take it.
-        told = {name: value for name, value in told.items() if value is not None}
-        told |= {"deterministic": deterministic, **random}
+        call_options = {name: value for name, value in call_options.items() if value is not None}
+        call_options |= {"deterministic": deterministic, **random}
 
         def attend(x: Array) -> tuple[Array, Any]:
             if cache is None:
-                return self.self_attention(x, **told), None
-            return self.self_attention.with_cache(x, cache, **told)
+                return self.self_attention(x, **call_options), None
+            return self.self_attention.with_cache(x, cache, **call_options)
 
         return self._residual(self.self_attention_norm, x, attend, deterministic, random)
 

@@ -110,7 +110,7 @@ def _read(module: nnx.Module, kind: Any) -> dict[Path, Any]:
 
 
 def _linen_path(path: Path) -> tuple[str, ...]:
-    """Linen names a module in a list by the list's name and its place."""
+    """Linen names a module in a list by the list's name and its index."""
     names: list[str] = []
     for part in path:
         if isinstance(part, int):

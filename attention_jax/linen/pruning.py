@@ -192,7 +192,7 @@ def _is_attention(module: Any) -> bool:
 
 def _part(module: nn.Module, name: str) -> Any:
     """The submodule of that name, or None."""
-    getattr(module, "_not_there", None)  # which a module looks for by setting itself up
+    getattr(module, "_not_there", None)  # a missing attribute sets a module up
     own = {key: x for key, x in vars(module).items() if key != "parent"}
     found = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, nn.Module))
     return next((x for x in found if isinstance(x, nn.Module) and x.name == name), None)

@@ -13,7 +13,7 @@ def dropout_key(
     """The key given in the call, else the next one of the stream.
 
     Args:
-        module: The module that asks.
+        module: The module.
         name: The layer's name, for the message.
         training: Whether it drops anything out, maybe traced.
         given: A key, or None.
