@@ -24,6 +24,10 @@ class Written(Mask):
             )
         return Sides(key=self.slots[..., None, :])
 
+    def by_index(self) -> tuple[Mask, ...]:
+        """None: the slots are those of the cache."""
+        return ()
+
     def per_head(self) -> "Written":
         """The flags are in the sides."""
         return Written(None, None)

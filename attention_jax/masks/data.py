@@ -126,10 +126,6 @@ class Segments(Mask):
                 )
         return Sides(*map(_head, _alike(self.query_ids, key_ids)))
 
-    def by_index(self) -> tuple[Mask, ...]:
-        """Itself."""
-        return (self,)
-
     def segment_ids(self) -> SegmentIds:
         """The ids."""
         return SegmentIds(self.query_ids, self.key_ids, self.padding_id)

@@ -98,8 +98,8 @@ class Mask(Record):
         return self
 
     def by_index(self) -> "tuple[Mask, ...]":
-        """The parts that depend on the array index of a key."""
-        return ()
+        """The parts that depend on the array index of a key: by default, masks with data."""
+        return () if type(self).prepare is Mask.prepare else (self,)
 
     def __and__(self, other: object) -> "Mask":
         """The conjunction."""

@@ -50,6 +50,10 @@ class Causal(Mask):
         start = 0 if self.align == "start" else lengths.S - lengths.T
         return Band(None, start, start)
 
+    def by_index(self) -> tuple[Mask, ...]:
+        """None: it compares positions."""
+        return ()
+
     def by_position(self) -> "Causal":
         """The last query is at the position of the last key."""
         return Causal()

@@ -101,6 +101,10 @@ class RandomBlocks(Mask):
         chosen = self._chosen()
         return dataclasses.replace(chosen, table=jnp.asarray(chosen.table))
 
+    def by_index(self) -> tuple[Mask, ...]:
+        """None: it compares positions."""
+        return ()
+
     def _whole(self, rank: int) -> Chosen:
         """The table with leading axes of size 1, to match a view of this rank."""
         chosen = self._chosen()
