@@ -49,8 +49,9 @@ class CachedAttention(ProjectedAttention):
             inputs: `[*B, T, in_features]`, of the T next tokens.
             cache: The tokens before, from `new_cache`.
             valid: bool `[*#B, T]`, which tokens are real; see `KVCache.append`.
-            mask: Besides causality: a mask object, or a boolean array whose keys are the slots.
-            bias: Added to the scores; the keys of an array are the slots.
+            mask: Besides causality: a mask object, or a boolean array whose keys are the slots of
+                a cache that is not rolling.
+            bias: Added to the scores; the keys of an array are the slots, as those of a mask.
 
         Returns:
             The output `[*B, T, out_features]`, NaN once a token did not fit, and the next cache.

@@ -8,6 +8,7 @@ gives a table at trace time and a static block map; a traced key gives traced ar
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -68,6 +69,7 @@ class RandomBlocks(Mask):
     size: int = static()
     blocks: int = static()
     num_heads: int | None = static()
+    heads: tuple[int, ...] | None = static(default=None)  # those of num_heads that are left
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "random", {
@@ -76,6 +78,7 @@ class RandomBlocks(Mask):
             "block_size": self.size,
             "blocks": self.blocks,
             "num_heads": self.num_heads,
+            "heads": self.heads,
         }
 
     @property
@@ -86,15 +89,25 @@ class RandomBlocks(Mask):
 
     def _chosen(self) -> Chosen:
         if self.words is None:
-            return Chosen(_choose(self.key, *self._sizes), self.size)
-        known = (self.words, *self._sizes)
+            return Chosen(_of(self.heads, _choose(self.key, *self._sizes)), self.size)
+        known = (self.words, *self._sizes, self.heads)
         return Chosen(_known(*known), self.size, known)
+
+    def take_heads(self, heads: Sequence[int], count: int) -> "RandomBlocks":
+        """The blocks of these heads, where each head has its own."""
+        if self.num_heads is None or count != len(self._left):
+            return self
+        return dataclasses.replace(self, heads=tuple(self._left[head] for head in heads))
+
+    @property
+    def _left(self) -> tuple[int, ...]:
+        return tuple(range(self.num_heads or 1)) if self.heads is None else self.heads
 
     def prepare(self, lengths: Lengths) -> Sides:
         """An array that carries the head axis, if heads differ."""
         if self.num_heads is None:
             return Sides()
-        return Sides(query=jnp.zeros((self.num_heads, lengths.T), bool))
+        return Sides(query=jnp.zeros((len(self._left), lengths.T), bool))
 
     def per_head(self) -> Chosen:
         """The table."""
@@ -138,12 +151,23 @@ def _choose(key: Any, heads: int, rows: int, blocks: int) -> Any:
     return jnp.stack(chosen, axis=-1)
 
 
+def _of(heads: tuple[int, ...] | None, table: Any) -> Any:
+    """The table of some heads; None is all."""
+    return table if heads is None else table[np.array(heads)]
+
+
 @functools.lru_cache(maxsize=64)
-def _known(words: tuple[str, tuple[int, ...]], heads: int, rows: int, blocks: int) -> np.ndarray:
+def _known(
+    words: tuple[str, tuple[int, ...]],
+    heads: int,
+    rows: int,
+    blocks: int,
+    left: tuple[int, ...] | None,
+) -> np.ndarray:
     name, bits = words
     with jax.ensure_compile_time_eval():
         key = jax.random.wrap_key_data(jnp.array(bits, jnp.uint32), impl=name)
-        table = np.array(_choose(key, heads, rows, blocks))
+        table = np.array(_of(left, _choose(key, heads, rows, blocks)))
     table.flags.writeable = False
     return table
 

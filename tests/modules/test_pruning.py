@@ -70,13 +70,22 @@ def test_a_pruned_layer_is_the_layer_with_heads_silenced(name):
         close(jax.jit(narrow.apply)(its, X), wanted)
 
 
-def test_a_mask_with_a_head_axis_loses_the_heads_too():
-    mask = RNG.random((1, 4, 5, 5)) < 0.7
-    layer = MultiHeadAttention(
-        4, 16, mask=aj.masks.from_array(mask) & aj.masks.causal(), rngs=nnx.Rngs(0)
-    )
+@pytest.mark.parametrize(
+    "mask",
+    [
+        aj.masks.from_array(RNG.random((1, 4, 5, 5)) < 0.7),
+        aj.masks.random(jax.random.key(0), 5, 1, 2, 4),
+        ~aj.masks.random(jax.random.key(0), 5, 1, 2, 4),
+    ],
+    ids=repr,
+)
+def test_a_mask_with_a_head_axis_loses_the_heads_too(mask):
+    layer = MultiHeadAttention(4, 16, mask=mask & aj.masks.causal(), rngs=nnx.Rngs(0))
     wanted = silenced(layer, {"MultiHeadAttention": [1, 3]})
-    close(run(prune_heads(layer, [1, 3])), wanted)
+    small = prune_heads(layer, [1, 3])
+    close(run(small), wanted)
+    wanted = silenced(layer, {"MultiHeadAttention": [0, 1, 3]})
+    close(run(prune_heads(small, [0])), wanted)
 
 
 def test_heads_of_a_whole_model_go_by_path_and_importance():
