@@ -86,8 +86,8 @@ def task(
 
 def recipe(steps: int, learning_rate: float, **more: Any) -> Recipe:
     """Return how the studies train a translation model; ``more`` are fields of `Recipe`."""
-    told = {"observations": 10, "warmup": min(200, max(1, steps // 5)), **more}
-    return Recipe.short(steps, learning_rate, **told)
+    options = {"observations": 10, "warmup": min(200, max(1, steps // 5)), **more}
+    return Recipe.short(steps, learning_rate, **options)
 
 
 def observe(

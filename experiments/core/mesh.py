@@ -156,10 +156,10 @@ def put(tree: Any, where: Any) -> Any:
 
     def one(leaf: Any, at: NamedSharding) -> jax.Array:
         if count() == 1 or not getattr(leaf, "is_fully_addressable", True):
-            return jax.device_put(leaf, at)
+            return jax.device_put(leaf, at, may_alias=False)  # the steps write into it
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(one(jax.random.key_data(leaf), at))
-        return jax.make_array_from_callback(np.shape(leaf), at, lambda i: np.asarray(leaf[i]))
+        return jax.make_array_from_callback(np.shape(leaf), at, lambda i: np.array(leaf[i]))
 
     return jax.tree.map(one, tree, where)
 
@@ -184,6 +184,17 @@ def place(mesh: Mesh, batch: Any) -> Any:
 
 def _rows(leaf: Any, index: Any) -> np.ndarray:
     return np.asarray(leaf[index])
+
+
+def check_batch(mesh: Mesh, batch: Any) -> None:
+    """Raise UsageError unless the examples of a training batch divide over ``data``."""
+    size = mesh.shape["data"]
+    for leaf in jax.tree.leaves(batch):
+        if np.shape(leaf) and np.shape(leaf)[0] % size:
+            raise UsageError(
+                f"a batch of {np.shape(leaf)[0]} examples does not divide over --mesh data={size}; "
+                "choose a --batch-size that is a multiple of it"
+            )
 
 
 def of(tree: Any) -> Mesh | None:

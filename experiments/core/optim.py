@@ -76,8 +76,8 @@ class Recipe:
 
     def compiled_part(self) -> "Recipe":
         """Return what a compiled step depends on: the recipe without what is in the state."""
-        told = {"observe_every": 1, "checkpoint_every": 1, "fetch_every": 1}
-        return dataclasses.replace(self, learning_rate=0.0, clip=0.0, **told)
+        others = {"observe_every": 1, "checkpoint_every": 1, "fetch_every": 1}
+        return dataclasses.replace(self, learning_rate=0.0, clip=0.0, **others)
 
     def optimizer(self) -> optax.GradientTransformation:
         """Return clipping, Adam (b2 and eps as Vaswani et al.), decay, schedule and rates."""

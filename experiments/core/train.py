@@ -210,6 +210,8 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM came, to any process; the state was saved first.
     """
     where = on or mesh.make(None)
+    if where.shape["data"] > 1:
+        mesh.check_batch(where, task.batch_at(0))
     graph, now = state.begin(task.model, recipe, task.seed)
     shardings = mesh.shardings(where, now, fully=fully_sharded)
     now = mesh.put(now, shardings)

@@ -56,6 +56,12 @@ def test_a_batch_keeps_its_numbers_and_makes_rows_when_asked():
     assert placed["n"] == 4
 
 
+def test_a_training_batch_that_does_not_divide_is_refused():
+    mesh.check_batch(WIDE, {"a": np.ones((8, 3)), "n": np.int32(3)})
+    with pytest.raises(UsageError, match=r"6 examples .* --mesh data=4; choose a --batch-size"):
+        mesh.check_batch(WIDE, {"a": np.ones((6, 3))})
+
+
 def test_the_share_of_the_peak_is_said_where_it_is_known(monkeypatch):
     class Executable:
         def cost_analysis(self):

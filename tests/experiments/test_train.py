@@ -212,6 +212,13 @@ def test_a_disk_that_is_full_in_a_checkpoint_loses_none(whole, stopped, tmp_path
     assert_same(whole, run(tmp_path / "c"))
 
 
+def test_the_fresh_model_stays_as_it_was(tmp_path):
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    start = np.array(kernel(model))
+    assert (kernel(run(tmp_path / "c", model=model).model) != start).any()
+    np.testing.assert_array_equal(kernel(model), start)
+
+
 def test_what_is_finished_is_not_trained_again(tmp_path):
     first = run(tmp_path / "c")
     assert_same(first, run(tmp_path / "c", batch_at=lambda _: pytest.fail("trained again")))
