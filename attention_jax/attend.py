@@ -26,6 +26,7 @@ from attention_jax._core.checks import (
     check_inputs,
     check_key,
     check_known,
+    check_mask,
     check_positions,
     check_precision,
     check_rate,
@@ -36,7 +37,6 @@ from attention_jax._core.numerics import without_float8, zeros
 from attention_jax._core.observers import observer
 from attention_jax._core.term import Sides, Term
 from attention_jax.kernels import dense
-from attention_jax.kernels.problem import check_mask
 from attention_jax.kernels.request import Request, Result
 from attention_jax.kernels.tiling import Tiling
 from attention_jax.masks.block_map import block_pair

@@ -17,12 +17,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention_jax._core.axes import BiasLike, Key, MaskLike, Query, Shape, Value
-from attention_jax._core.checks import as_array, check_inputs, check_known
+from attention_jax._core.checks import as_array, check_inputs, check_known, check_mask
 from attention_jax._core.docstrings import arguments_of
 from attention_jax._core.pytrees import pytree
 from attention_jax._core.term import Sides, Term
 from attention_jax.attend import Implementation, attend
-from attention_jax.kernels.problem import check_mask
 from attention_jax.masks.data import from_array
 from attention_jax.masks.mask import Lengths, Mask, Verdict, View
 from attention_jax.masks.strides import check_grid

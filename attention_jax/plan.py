@@ -184,7 +184,7 @@ def _short(number: float | int, base: int, prefixes: str) -> str:
 
 
 class Choice(NamedTuple):
-    """The chosen kernel's name, and why each candidate before it was passed over."""
+    """The chosen kernel's name, and what each candidate before it cannot do."""
 
     implementation: str
     reasons: dict[str, str]
@@ -249,7 +249,7 @@ def _is_small(request: Request) -> bool:
 
 
 def _why_others(request: Request, chosen: Plan) -> dict[str, str]:
-    """For every kernel but the chosen one: what it cannot do, or why it was not preferred."""
+    """For every kernel but the chosen one: what it cannot do, or why it is not preferred."""
     reasons = {}
     for name, kernel in KERNELS.items():
         if name != chosen.implementation:
@@ -286,12 +286,14 @@ def make_plan(request: Request, implementation: str | Sequence[str] | None) -> P
 
 
 def explained(request: Request, implementation: str | Sequence[str] | None) -> Plan:
-    """The same plan, with the reasons of every candidate and the kinds of all blocks."""
+    """The same plan, with the reasons of every candidate and kinds of blocks that data decide."""
     plan = make_plan(request, implementation)
-    reasons = plan.reasons
+    reasons, kinds = plan.reasons, plan.kinds
     if implementation is None:
         reasons = MappingProxyType(_why_others(request, plan))
-    return dataclasses.replace(plan, reasons=reasons, kinds=_kinds(request, plan.block_size))
+    if kinds is None:
+        kinds = _kinds(request, plan.block_size)
+    return dataclasses.replace(plan, reasons=reasons, kinds=kinds)
 
 
 def _kinds(request: Request, block: tuple[int, int]) -> Any:

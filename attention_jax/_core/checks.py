@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_jax._core.axes import AnyArray, Layout, Shape
 from attention_jax._core.numerics import is_concrete, precision_of_products
+from attention_jax._core.term import Sides
 
 
 def as_array(name: str, x: Any) -> Any:
@@ -221,3 +222,20 @@ def check_pairs(name: str, array: AnyArray, layout: Layout) -> None:
             f"{name} has shape {list(shape)}, which does not broadcast to "
             f"[*B, N, T, S] = {list(target)}"
         )
+
+
+def check_mask(data: Sides, layout: Layout) -> None:
+    """Raises a ValueError unless the mask's data broadcasts to `[*B, N, T, S]`."""
+    lead = (*layout.batch, layout.N)
+    for side, lengths in zip(data, ((layout.T,), (layout.S,), (layout.T, layout.S)), strict=True):
+        for leaf in jax.tree.leaves(side):
+            target = (*lead, *lengths)
+            shape = (1,) * (len(target) - leaf.ndim) + tuple(leaf.shape)
+            if len(shape) != len(target) or any(
+                a not in (1, b) for a, b in zip(shape, target, strict=True)
+            ):
+                own = list(leaf.shape[: leaf.ndim - len(lengths)])
+                raise ValueError(
+                    f"mask has axes {own} before its rows and columns: it does not broadcast to "
+                    f"[*B, N] = {list(lead)}, T = {layout.T}, S = {layout.S}"
+                )

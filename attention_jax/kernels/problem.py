@@ -179,23 +179,6 @@ def _clean_rows(tree: Any, clean: Array, bad: Array, layout: Layout) -> tuple[An
     return jax.tree.unflatten(structure, leaves), bad
 
 
-def check_mask(data: Sides, layout: Layout) -> None:
-    """Raises a ValueError unless the mask's data broadcasts to `[*B, N, T, S]`."""
-    lead = (*layout.batch, layout.N)
-    for side, lengths in zip(data, ((layout.T,), (layout.S,), (layout.T, layout.S)), strict=True):
-        for leaf in jax.tree.leaves(side):
-            target = (*lead, *lengths)
-            shape = (1,) * (len(target) - leaf.ndim) + tuple(leaf.shape)
-            if len(shape) != len(target) or any(
-                a not in (1, b) for a, b in zip(shape, target, strict=True)
-            ):
-                own = list(leaf.shape[: leaf.ndim - len(lengths)])
-                raise ValueError(
-                    f"mask has axes {own} before its rows and columns: it does not broadcast to "
-                    f"[*B, N] = {list(lead)}, T = {layout.T}, S = {layout.S}"
-                )
-
-
 def block_kinds(problem: Problem, facts: Static, tiling: Tiling) -> Any:
     """The kinds of blocks, int8: 0 skipped, 1 partial, 2 full.
 

@@ -15,7 +15,7 @@ from attention_jax._core.axes import Layout
 from attention_jax._core.numerics import arange
 from attention_jax.kernels.request import Request
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED, kinds_of, verdict
-from attention_jax.masks.mask import View, spread
+from attention_jax.masks.view import View, whole_view
 
 Block = tuple[int, int]
 
@@ -175,15 +175,8 @@ def plane_view(request: Request) -> View:
     """The whole plane, as a mask takes it."""
     layout = request.layout
 
-    def positions(given: Any, length: int) -> Any:
-        if given is None:
-            return arange(length)
-        given = given.astype(np.int32)
-        # batch axes come before a head axis of size 1
-        return given if given.ndim == 1 else given[..., None, :]
+    def positions(given: Any, length: Any) -> Any:
+        return arange(length) if given is None else given.astype(np.int32)
 
-    query = positions(request.query_positions, layout.T)[..., :, None]
-    key = positions(request.key_positions, layout.S)[..., None, :]
-    view = View(spread(request.mask_data), query, key)
-    rank = max(x.ndim for x in jax.tree.leaves(view))
-    return jax.tree.map(lambda x: x.reshape((1,) * (rank - x.ndim) + x.shape), view)
+    rows = positions(request.query_positions, layout.T)
+    return whole_view(request.mask_data, rows, positions(request.key_positions, layout.S))

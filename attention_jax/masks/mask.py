@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,6 +31,7 @@ from attention_jax.masks.view import (
     Verdict,
     View,
     spread,
+    whole_view,
 )
 
 
@@ -150,13 +150,9 @@ class Mask(Record):
     ) -> tuple[View, Lengths]:
         T, S = check_size("T", T), check_size("S", S)
         lengths = Lengths(T, S, query_positions is None and key_positions is None)
-        view = View(
-            spread(self.prepare(lengths)),
-            _positions("query_positions", query_positions, T)[..., :, None],
-            _positions("key_positions", key_positions, S)[..., None, :],
-        )
-        rank = max(x.ndim for x in jax.tree.leaves(view))
-        return jax.tree.map(lambda x: x.reshape((1,) * (rank - x.ndim) + x.shape), view), lengths
+        rows = _positions("query_positions", query_positions, T)
+        columns = _positions("key_positions", key_positions, S)
+        return whole_view(self.prepare(lengths), rows, columns), lengths
 
     def block_map(
         self,
@@ -194,9 +190,7 @@ def _positions(name: str, positions: Any, length: Any) -> Any:
     if positions is None:
         return arange(length)
     check_positions(name, positions, np.shape(positions)[:-1], length)
-    positions = positions.astype(np.int32)
-    # batch axes come before a head axis of size 1
-    return positions if np.ndim(positions) == 1 else positions[..., None, :]
+    return positions.astype(np.int32)
 
 
 def _child(view: View, index: int) -> View:

@@ -86,3 +86,22 @@ def spread(sides: Sides) -> Sides:
         key=jax.tree.map(lambda x: x[..., None, :], sides.key),
         pair=sides.pair,
     )
+
+
+def whole_view(sides: Sides, query_positions: Any, key_positions: Any) -> View:
+    """The view of the whole plane.
+
+    Args:
+        sides: what the mask's `prepare` returned.
+        query_positions: ints `[T]` or `[*B, T]`.
+        key_positions: ints `[S]` or `[*B, S]`.
+    """
+
+    def per_head(positions: Any) -> Any:
+        # batch axes come before a head axis of size 1
+        return positions if positions.ndim == 1 else positions[..., None, :]
+
+    rows, columns = per_head(query_positions), per_head(key_positions)
+    view = View(spread(sides), rows[..., :, None], columns[..., None, :])
+    rank = max(x.ndim for x in jax.tree.leaves(view))
+    return jax.tree.map(lambda x: x.reshape((1,) * (rank - x.ndim) + x.shape), view)
