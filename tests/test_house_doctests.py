@@ -7,6 +7,7 @@ wrapped (by jit, by a type checker) hide from doctest's own finder.
 import ast
 import doctest
 import importlib
+import inspect
 from pathlib import Path
 
 import jax
@@ -25,8 +26,13 @@ def examples(path: Path) -> list[doctest.DocTest]:
     """One test for each docstring of the file that has an example."""
     parser, found = doctest.DocTestParser(), []
     for node in ast.walk(ast.parse(path.read_text())):
+        texts = []
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            text = ast.get_docstring(node)
+            texts = [ast.get_docstring(node)]
+        elif isinstance(node, ast.Call):  # a docstring that is completed, as an argument
+            arguments = (x.value for x in node.args if isinstance(x, ast.Constant))
+            texts = [inspect.cleandoc(x) for x in arguments if isinstance(x, str)]
+        for text in texts:
             if text and ">>>" in text:
                 name = getattr(node, "name", "module")
                 line = getattr(node, "lineno", 1)

@@ -189,8 +189,8 @@ def is_body(cls: type) -> bool:
 def adopt_methods(cls: type) -> None:
     """Puts copies of the public methods of a module's bodies into the class of the module.
 
-    Linen manages the state of methods that stand in the class itself, and of no others. The copies
-    have the flavour's arguments in their signatures and complete docstrings.
+    Linen manages the state of methods that are defined in the class itself, and of no others. The
+    copies have the flavour's arguments in their signatures and complete docstrings.
     """
     known: dict[str, str] = {**cls._arguments, **cls._random}  # type: ignore[attr-defined]
     for base in reversed(cls.__mro__):

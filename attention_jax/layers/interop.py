@@ -31,6 +31,7 @@ from attention_jax.layers.arguments import (
     combine,
 )
 from attention_jax.layers.caches import by_position, counted
+from attention_jax.layers.flavours import for_flavour
 from attention_jax.masks import Mask
 from attention_jax.masks.block_map import block_pair
 from attention_jax.positions.array_bias import ArrayBias
@@ -136,60 +137,8 @@ class AttentionFn:
         return _nan_unless(execute(request, self.implementation).out, valid)
 
 
-_SHARED = """What both flavours' `attention_fn` have in common.
-
-    out_t = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
-
-Flax's module keeps its projections, parameters, cache and dropout rules; every mask, bias, flag and
-key that it passes is honoured. Masks made by Flax's helpers, which hold 0.0 and 1.0, become
-boolean; other numbers are an error, and NaN in the output under tracing, where they are not known.
-A query without visible keys gets 0.
-
-In a step of Flax's cached decode (one query, and the mask of the keys that are written) the query
-has the position of the last key that this mask shows. `is_causal`, masks and biases use that
-position, `causal(align="end")` is `causal()`, and `log_length` counts the keys up to there: the
-step gives the last row of a full pass over the tokens so far.
-
-Args:
-    score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is the
-        scaled dot product. Arrays in it are constants: no optimizer updates them. For a score that
-        trains use this library's `MultiHeadAttention`.
-    mask: A mask object or boolean array that holds in every call, besides the call's own.
-    bias: A bias object or array added in every call, besides the call's own.
-    implementation: As in `attention_jax.attend`.
-    block_size: As in `attention_jax.attend`.
-
-Returns:
-    A callable; two with equal options are equal, so that what is compiled for one serves the other.
-
-Raises:
-    TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax was
-        given `attention_fn` itself and not what it returns.
-    ValueError: If the score has parameters still to be made, or there is no such kernel.
-"""
-P = ParamSpec("P")
 Made = TypeVar("Made")
-
-
-def factory(make: Callable[P, Made]) -> Callable[P, Made]:
-    """`make`, a flavour's `attention_fn`, with its docstring completed.
-
-    It raises an error of its own where the call was forgotten: Flax then calls the factory with
-    queries, keys and values.
-    """
-
-    @functools.wraps(make)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Made:
-        if args and isinstance(args[0], jax.Array | np.ndarray):
-            raise TypeError(
-                "attention_fn makes the function that attends, and was given arrays itself: write "
-                "attention_fn=attention_fn(), with the call"
-            )
-        return make(*args, **kwargs)
-
-    names = inspect.signature(make).parameters
-    checked.__doc__ = docstrings.completed(make.__doc__, names, {}, _SHARED)
-    return checked
+P = ParamSpec("P")
 
 
 def described(call: Callable[P, Made]) -> Callable[P, Made]:
@@ -200,14 +149,45 @@ def described(call: Callable[P, Made]) -> Callable[P, Made]:
     return call
 
 
-def options(
-    score: Any, mask: AnyMask, bias: AnyBias, implementation: Any, block_size: Any
-) -> dict[str, Any]:
-    """The options of an `AttentionFn`, checked.
+def attention_fn(
+    kind: Callable[..., AttentionFn],
+    score: Any = None,
+    mask: AnyMask = None,
+    bias: AnyBias = None,
+    implementation: Any = None,
+    block_size: int | tuple[int, int] | None = None,
+) -> AttentionFn:
+    """Our attention as the `attention_fn` of Flax's own modules.
+
+        out_t = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
+
+    Flax's module keeps its projections, parameters, cache and dropout rules; every mask, bias, flag
+    and key that it passes is honoured. Masks made by Flax's helpers, which hold 0.0 and 1.0, become
+    boolean; other numbers are an error, and NaN in the output under tracing, where they are not
+    known. A query without visible keys gets 0.
+
+    In a step of Flax's cached decoding (one query, and the mask of the keys that are written) the
+    query has the position of the last key that this mask shows. `is_causal`, masks and biases use
+    that position, `causal(align="end")` is `causal()`, and `log_length` counts the keys up to
+    there: the step gives the last row of a full pass over the tokens so far.
+
+    Args:
+        score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is
+            the scaled dot product. Arrays in it are constants: no optimizer updates them. For a
+            score that trains use this library's `MultiHeadAttention`.
+        mask: A mask object or boolean array that holds in every call, besides the call's own.
+        bias: A bias object or array added in every call, besides the call's own.
+        implementation: As in `attention_jax.attend`.
+        block_size: As in `attention_jax.attend`.
+
+    Returns:
+        A callable; two with equal options are equal, so that code compiled for one serves the
+        other.
 
     Raises:
-        TypeError: If one is of the wrong kind.
-        ValueError: If a score has parameters still to be made, which a function cannot own.
+        TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax
+            was given `attention_fn` itself and not what it returns.
+        ValueError: If the score has parameters to make, or there is no such kernel.
     """
     if score is not None and not isinstance(score, Score):
         recipe = recipes.recipe(score)
@@ -225,13 +205,29 @@ def options(
     check_implementation(implementation)
     if implementation is not None and not isinstance(implementation, str):
         implementation = tuple(implementation)
-    return {
-        "score": score,
-        "mask": as_mask(mask),
-        "bias": bias,
-        "implementation": implementation,
-        "block_size": None if block_size is None else block_pair(block_size),
-    }
+    block_size = None if block_size is None else block_pair(block_size)
+    return kind(score, as_mask(mask), bias, implementation, block_size)
+
+
+def factory(kind: Callable[..., AttentionFn], extra: str) -> Callable[..., AttentionFn]:
+    """A flavour's form of `attention_fn`.
+
+    It raises an error of its own where the call was forgotten: Flax then calls the factory with
+    queries, keys and values.
+    """
+    make = for_flavour(attention_fn, lambda: kind, extra)
+
+    @functools.wraps(make)
+    def checked(*args: Any, **options: Any) -> AttentionFn:
+        if args and isinstance(args[0], jax.Array | np.ndarray):
+            raise TypeError(
+                "attention_fn makes the function that attends, and was given arrays itself: write "
+                "attention_fn=attention_fn(), with the call"
+            )
+        return make(*args, **options)
+
+    checked.__module__ = kind.__module__
+    return checked
 
 
 def boolean(mask: Any) -> tuple[Any, Array | None]:

@@ -8,9 +8,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Key, Query, Value
 from attention_jax.layers import interop
-from attention_jax.layers.arguments import AnyBias, AnyMask
-from attention_jax.layers.recipes import ScoreRecipe
-from attention_jax.scores import Score
+from attention_jax.layers.arguments import AnyBias
 
 
 class AttentionFn(interop.AttentionFn):
@@ -83,14 +81,8 @@ class AttentionFn(interop.AttentionFn):
         )
 
 
-@interop.factory
-def attention_fn(
-    score: Score | ScoreRecipe | str | None = None,
-    mask: AnyMask = None,
-    bias: AnyBias = None,
-    implementation: Any = None,
-    block_size: int | tuple[int, int] | None = None,
-) -> AttentionFn:
+attention_fn = interop.factory(
+    AttentionFn,
     """Our attention for `flax.linen.MultiHeadDotProductAttention(attention_fn=...)`.
 
     Arguments that cannot be honoured are refused.
@@ -106,5 +98,5 @@ def attention_fn(
         >>> x = jnp.ones((2, 7, 16))
         >>> layer.apply(layer.init(jax.random.key(0), x), x).shape
         (2, 7, 16)
-    """
-    return AttentionFn(**interop.options(score, mask, bias, implementation, block_size))
+    """,
+)

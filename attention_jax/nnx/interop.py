@@ -9,9 +9,7 @@ from jaxtyping import Float
 
 from attention_jax._core.axes import Array, Key, Query, Value
 from attention_jax.layers import interop
-from attention_jax.layers.arguments import AnyBias, AnyMask
-from attention_jax.layers.recipes import ScoreRecipe
-from attention_jax.scores import Score
+from attention_jax.layers.arguments import AnyBias
 
 
 class AttentionFn(interop.AttentionFn):
@@ -70,14 +68,8 @@ class AttentionFn(interop.AttentionFn):
         )
 
 
-@interop.factory
-def attention_fn(
-    score: Score | ScoreRecipe | str | None = None,
-    mask: AnyMask = None,
-    bias: AnyBias = None,
-    implementation: Any = None,
-    block_size: int | tuple[int, int] | None = None,
-) -> AttentionFn:
+attention_fn = interop.factory(
+    AttentionFn,
     """Our attention for `flax.nnx.MultiHeadAttention(attention_fn=...)`.
 
     Example:
@@ -91,5 +83,5 @@ def attention_fn(
         ... )
         >>> layer(jnp.ones((2, 7, 16))).shape
         (2, 7, 16)
-    """
-    return AttentionFn(**interop.options(score, mask, bias, implementation, block_size))
+    """,
+)

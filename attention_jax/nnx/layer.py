@@ -100,7 +100,11 @@ def module(cls: Class) -> Class:
     Settings become attributes, but for those that are only passed on to submodules.
     """
     body.settings(cls)
-    fields = sorted(dataclasses.fields(cls), key=lambda field: field.kw_only)  # type: ignore[arg-type]
+    shared = body.setting_names(cls.__bases__[0])  # the flavour's own come last
+    fields = sorted(
+        dataclasses.fields(cls),  # type: ignore[arg-type]
+        key=lambda field: (field.kw_only, field.name not in shared),
+    )
     signature = inspect.Signature([_parameter(field) for field in fields])
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:

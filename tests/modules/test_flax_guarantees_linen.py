@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import attention_jax as aj
 from attention_jax import linen
 from attention_jax import nnx as modules
 from attention_jax.linen import MultiHeadAttention
@@ -162,3 +163,28 @@ def test_decoding_with_64_bits():
             variables = {**variables, **changed}
             assert out.shape == (1, 1, 4)
         assert variables["cache"]["cache_index"] == 2
+
+
+def test_a_score_may_be_drawn_by_a_function():
+    x = normal(2, 6, 8)
+    rows = jnp.array([0, 2, 1, 1, 0, 2])
+
+    def make(heads, depth, key):
+        table = jax.random.normal(key, (3,))
+        look = jax.tree_util.Partial(
+            lambda table, rows, q, k, t, s: table[rows[s]][None] + jnp.zeros((t.shape[0], 1)),
+            table,
+            rows,
+        )
+        return aj.scores.custom(look)
+
+    layer = MultiHeadAttention(2, score=make)
+    variables = init(layer, x)
+    (table,) = jax.tree.leaves(variables["params"]["score"])
+    (numbers,) = jax.tree.leaves(variables["constants"])  # they do not train
+    np.testing.assert_array_equal(numbers, rows)
+    weights = apply(layer, variables, x, method="attention_weights")
+    expected = jax.nn.softmax(table[rows])
+    np.testing.assert_allclose(weights[0, 0], np.broadcast_to(expected, (6, 6)), rtol=1e-5)
+    with pytest.raises(TypeError, match=r"factory.*Score.*int"):
+        init(MultiHeadAttention(2, score=lambda heads, depth, key: 1), x)

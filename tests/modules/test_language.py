@@ -192,22 +192,20 @@ def test_where_tokens_stand():
     assert not np.allclose(shifted, expected, atol=1e-3)
 
 
-def test_float16_computes_and_float32_learns():
+@pytest.mark.parametrize("remat", [True, "dots_saveable"])
+def test_float16_computes_and_float32_learns(flavour, remat):
     """With Flax's dynamic scale of the loss, in layers that are scanned and recomputed."""
-    options = {"scan_layers": True, "remat": "dots_saveable", "positions": "rotary"}
-    model = linen.TransformerLM(2, 2, 8, 16, 9, dtype=jnp.float16, **options)
+    options = {"scan_layers": True, "remat": remat, "positions": "rotary", "dtype": jnp.float16}
+    model = flavour.layer("TransformerLM", 2, 2, 8, 16, 9, inputs=(TOKENS,), **options)
 
-    def loss(variables):
-        logits = model.apply(variables, TOKENS)
+    def loss(params):
+        logits = model.replace(params)(TOKENS)
         assert logits.dtype == jnp.float16
         logits = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.mean(jnp.take_along_axis(logits, TOKENS[..., None], -1))
 
-    @jax.jit
-    def run(scale, key):
-        return scale.value_and_grad(loss)(model.init(key, TOKENS))
-
-    _, finite, value, gradients = run(DynamicScale(scale=256.0), KEY)
+    run = jax.jit(lambda scale, params: scale.value_and_grad(loss)(params))
+    _, finite, value, gradients = run(DynamicScale(scale=256.0), model.params)
     assert bool(finite)
     assert abs(float(value) - np.log(9)) < 1.5
     for leaf in jax.tree.leaves(gradients):

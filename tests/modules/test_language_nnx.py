@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax.training.dynamic_scale import DynamicScale
 
 import attention_jax as aj
 from attention_jax.nnx import Transformer, TransformerEncoder, TransformerLM, greedy_decode
@@ -147,27 +146,6 @@ def test_a_scanned_encoder_decoder():
     made = greedy_decode(scanned, source, **call)
     before = jnp.concatenate([jnp.ones((2, 1), int), made[:, :-1]], 1)
     np.testing.assert_array_equal(made, np.argmax(run(scanned, before)[0], -1))
-
-
-def test_float16_computes_and_float32_learns():
-    """With Flax's dynamic scale of the loss."""
-    model = _model(dtype=jnp.float16, positions="rotary", **STACKS["both"])
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def loss(params):
-        logits = nnx.merge(graph, params, rest)(TOKENS)
-        assert logits.dtype == jnp.float16
-        picked = jnp.take_along_axis(
-            jax.nn.log_softmax(logits.astype(jnp.float32)), TOKENS[..., None], -1
-        )
-        return -jnp.mean(picked)
-
-    run = jax.jit(lambda scale, params: scale.value_and_grad(loss)(params))
-    _, finite, value, gradients = run(DynamicScale(scale=256.0), params)
-    assert bool(finite)
-    assert abs(float(value) - np.log(9)) < 1.5
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradients))
 
 
 def test_a_cache_of_another_batch_is_refused_by_a_stack():
