@@ -19,7 +19,8 @@ _ORDER = (
 
 def _found() -> dict[str, type[StudyOptions]]:
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        importlib.import_module(module.name)
+        if not module.name.endswith("_report"):  # of another file, which loads it when it is done
+            importlib.import_module(module.name)
     kinds = StudyOptions.__subclasses__() + TrainingOptions.__subclasses__()
     studies = {kind.study: kind for kind in kinds if kind.__module__.startswith(__name__)}
     return dict(sorted(studies.items(), key=lambda item: (*_ORDER, item[0]).index(item[0])))

@@ -117,7 +117,8 @@ def test_a_real_process_leaves_with_code_2_and_no_traceback():
 
 def test_help_loads_little():
     slow = {"jax", "matplotlib", "jinja2"}
-    code = f"import sys, experiments.__main__; assert not {slow} & set(sys.modules)"
+    code = "import sys, experiments.__main__, experiments.studies; "
+    code += f"assert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
