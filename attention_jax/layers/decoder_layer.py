@@ -106,10 +106,8 @@ class TransformerDecoderLayer(TransformerLayer):
         Returns:
             `[*B, T, in_features]`.
         """
-        flags, call_options = (
-            (deterministic, random),
-            {"valid": valid, "query_positions": query_positions},
-        )
+        flags = (deterministic, random)
+        call_options = {"valid": valid, "query_positions": query_positions}
 
         def attend(query: Array, memory: Array, options: Any) -> tuple[Array, None]:
             return self._part("cross_attention")(query, memory, **options), None

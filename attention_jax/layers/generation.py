@@ -256,7 +256,6 @@ def _after_prompt(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
     size = prompt.shape[-1] - 1
     state = call_model("new_cache", prompt.shape[:-1], size + task.length)
     if size:
-        state = call_model("with_cache", prompt[..., :-1], state, valid=valid, deterministic=True)[
-            1
-        ]
+        options = {"valid": valid, "deterministic": True}
+        _, state = call_model("with_cache", prompt[..., :-1], state, **options)
     return step, prompt[..., -1].astype(jnp.int32), state
