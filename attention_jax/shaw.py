@@ -25,7 +25,7 @@ from attention_jax._core.axes import (
 )
 from attention_jax._core.checks import as_array, check_per_head
 from attention_jax._core.docstrings import arguments_of
-from attention_jax._core.numerics import matmul
+from attention_jax._core.numerics import arange, matmul
 from attention_jax._core.term import Term, over_heads
 from attention_jax.attend import Implementation, attend, execute, make_request
 from attention_jax.masks.data import from_array
@@ -128,7 +128,7 @@ def shaw_attention(  # noqa: D417
 
 def _residues(positions: Any, layout: Any, count: int) -> Array:
     """One-hot of `position mod count` per key, which identifies the distance within a band."""
-    positions = np.arange(layout.S) if positions is None else jnp.asarray(positions)
+    positions = arange(layout.S) if positions is None else jnp.asarray(positions)
     hot = jax.nn.one_hot(positions % count, count, dtype=jnp.float32)
     hot = hot.reshape((1,) * (len(layout.batch) + 2 - hot.ndim) + hot.shape)[..., None, :]
     return jnp.broadcast_to(hot, (*layout.batch, layout.S, layout.K, count))
@@ -137,7 +137,7 @@ def _residues(positions: Any, layout: Any, count: int) -> Array:
 def _by_distance(band: Array, positions: Any, k: int) -> Array:
     """From residues to distances -(k - 1)..k - 1: rotates each row of `[..., T, N, 2k - 1]`."""
     T, count = band.shape[-3], 2 * k - 1
-    positions = jnp.asarray(np.arange(T) if positions is None else positions)
+    positions = jnp.asarray(arange(T) if positions is None else positions)
     residue = (positions[..., None] + np.arange(1 - k, k)[(None,) * positions.ndim]) % count
     residue = residue.reshape((1,) * (band.ndim - 1 - residue.ndim) + residue.shape)[..., None, :]
     return jnp.take_along_axis(band, jnp.broadcast_to(residue, band.shape), axis=-1)

@@ -18,7 +18,7 @@ import numpy as np
 from attention_jax import masks
 from attention_jax._core.axes import Array, Layout
 from attention_jax._core.checks import as_array, check_floating, check_inputs, check_pairs
-from attention_jax._core.numerics import is_concrete, promote, widen
+from attention_jax._core.numerics import arange, is_concrete, promote, widen
 from attention_jax._core.term import Term
 from attention_jax.attend import attention_weights, execute, make_request
 from attention_jax.layers import docstrings, recipes
@@ -278,7 +278,7 @@ def _step_position(mask: Any, layout: Layout) -> Array | None:
     visible = visible if visible.ndim < 2 else visible[..., 0, :]
     batch = () if visible.ndim < 3 else layout.batch
     visible = visible if visible.ndim < 2 else visible.any(axis=-2)
-    places = np.arange(layout.S, dtype=np.int32).reshape((1,) * (visible.ndim - 1) + (layout.S,))
+    places = arange(layout.S).reshape((1,) * (visible.ndim - 1) + (layout.S,))
     last = jnp.max(jnp.where(visible, places, 0), axis=-1)[..., None]
     return jnp.broadcast_to(last, (*batch, 1))
 

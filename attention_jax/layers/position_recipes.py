@@ -16,6 +16,7 @@ import numpy as np
 from attention_jax import positions
 from attention_jax._core.axes import Array
 from attention_jax._core.checks import check_count
+from attention_jax._core.numerics import arange
 from attention_jax._core.term import Term
 from attention_jax.layers.recipes import Draw, Given, ScoreRecipe, Sizes
 
@@ -73,7 +74,7 @@ class Rotary(PositionRecipe):
 
     def rotate(self, x: Array, at: Any) -> Array:
         """`positions.rotary`."""
-        at = np.arange(x.shape[-3], dtype=np.int32) if at is None else at
+        at = arange(x.shape[-3]) if at is None else at
         return positions.rotary(
             x, at, self.base, self.fraction, self.interleaved, scaling=self.scaling
         )

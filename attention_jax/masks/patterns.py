@@ -132,7 +132,7 @@ class Prefix(Mask):
 
     def by_side(self, lengths: Lengths) -> Sides:
         """The first keys."""
-        return Sides(key=np.arange(lengths.S) < self.length)
+        return Sides(key=arange(lengths.S) < self.length)
 
     def allowed(self, view: View) -> Any:
         """`key position < length`."""

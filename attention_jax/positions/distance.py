@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax._core.axes import Array
+from attention_jax._core.axes import Array, Shape
 from attention_jax._core.batched_predicates import one_for_all
 from attention_jax._core.numerics import is_concrete
 
@@ -93,7 +93,7 @@ def _columns(rows: Array, index: Array) -> Array:
     return jnp.take(rows, index, axis=1, mode="clip")
 
 
-def slide(strip: Array, shape: tuple[int, int]) -> Array:
+def slide(strip: Array, shape: Shape) -> Array:
     """`out[t, s] = strip[t, s + Tb - 1 - t]`: from `[#Tb, Tb + Sb - 1]` to `[Tb, Sb]`.
 
     One dynamic slice per row, which XLA copies as a whole; slicing and reshaping the strip instead

@@ -118,11 +118,26 @@ def test_a_symbolic_batch_in_every_function(run, specs):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [3, np.array([3, 9])], ids=str)
-def test_symbolic_lengths_under_padding_and_in_an_additive_score(lengths):
-    def run(query, key):
-        return aj.attend(query, key, key, score=ADDITIVE, mask=aj.masks.padding(lengths))
+TABLE, SQUARE = normal(5, 8), normal(8, 8)
+BY_ANY_LENGTH = {
+    "one length": lambda q, k: aj.attend(q, k, k, score=ADDITIVE, mask=aj.masks.padding(3)),
+    "lengths": lambda q, k: aj.attend(q, k, k, mask=aj.masks.padding(np.array([3, 9]))),
+    "relative values": lambda q, k: aj.shaw_attention(q, k, k, TABLE, TABLE),
+    "transformer_xl": lambda q, k: aj.attend(
+        q, k, k, bias=aj.positions.transformer_xl(SQUARE, SQUARE[0], SQUARE[1])
+    ),
+    "relative_bias": lambda q, k: aj.attend(
+        q, k, k, bias=aj.positions.relative_bias(normal(4, 32) * 0 + 1)
+    ),
+    "sparse": lambda q, k: aj.attend(
+        q, k, k, mask=aj.masks.sparse_fixed(3) | aj.masks.bigbird(jax.random.key(0), 9, 2)
+    ),
+}
 
+
+@pytest.mark.parametrize("name", BY_ANY_LENGTH)
+def test_symbolic_lengths_in_masks_scores_and_biases(name):
+    run = BY_ANY_LENGTH[name]
     exported = export.export(jax.jit(run))(*symbolic("2, t, 4, 8", "2, s, 2, 8"))
     for T, S in ((5, 8), (70, 90)):
         arrays = normal(2, T, 4, 8), normal(2, S, 2, 8)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx as flax_nnx
 from jax import export
 
+import attention_jax as aj
 from attention_jax.masks import window
 from tests.modules.flavours import Made
 from tests.modules.layers_table import FLAVOURS, cases
@@ -71,6 +72,24 @@ def test_every_layer(name, flavour):
     module.eval()
     graph, state = flax_nnx.split(module)
     check(lambda *arrays: flax_nnx.merge(graph, state)(*arrays), inputs, **tolerance)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [pytest.param(None, marks=THOROUGH), "rotary", "alibi", "relative_bias", "shaw"],
+)
+def test_a_symbolic_length(positions, flavour):
+    made = Made(
+        flavour,
+        lambda lib, **more: lib.MultiHeadAttention(
+            2, 8, positions=positions, mask=aj.masks.causal(), **more
+        ),
+    )
+    (batch, length) = export.symbolic_shape("b, t")
+    exported = export.export(jax.jit(made))(jax.ShapeDtypeStruct((batch, length, 8), np.float32))
+    for shape in ((1, 3, 8), (2, 6, 8)):
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        np.testing.assert_allclose(exported.call(x), made(x), rtol=1e-4, atol=1e-5)
 
 
 def language(flavour, **options):
