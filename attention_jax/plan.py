@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from attention_jax._core.axes import Layout
-from attention_jax._core.numerics import is_concrete, stats_dtype
+from attention_jax._core.numerics import is_concrete
 from attention_jax.kernels import (
     blockwise,
     cudnn,
@@ -79,7 +79,7 @@ class Plan:
         layout: the sizes.
         kinds: the kinds of blocks of all `planes`, int8 `[..., nT, nS]`; None if they depend on
             data that are not known.
-        item_size: bytes of a number of the accumulator.
+        accumulator: the dtype of statistics and accumulators.
     """
 
     implementation: str
@@ -87,7 +87,7 @@ class Plan:
     tiling: Tiling | None = dataclasses.field(repr=False)
     layout: Layout = dataclasses.field(repr=False)
     kinds: Any = dataclasses.field(repr=False, compare=False)
-    item_size: int = dataclasses.field(repr=False)
+    accumulator: np.dtype = dataclasses.field(repr=False)
 
     @property
     def block_size(self) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class Plan:
             self.implementation not in WHOLE_PLANE and self.tiling is not None and self.tiling.loop
         )
         planes = 2 * block[0] * block[1] * (1 if loop else self._heads)
-        return int(self.item_size * (planes + self._heads * layout.T * layout.V))
+        return int(self.accumulator.itemsize * (planes + self._heads * layout.T * layout.V))
 
     @property
     def derivatives(self) -> tuple[str, ...]:
@@ -281,8 +281,8 @@ def make_plan(request: Request, implementation: str | Sequence[str] | None) -> P
     name, reasons = choose(request, implementation)
     tiling = KERNELS[name].tile(request)
     known = None if tiling is None or tiling.kinds is None else tiling.kinds.array
-    item = stats_dtype(request.query.dtype, request.key.dtype).itemsize
-    return Plan(name, MappingProxyType(reasons), tiling, request.layout, known, item)
+    reasons = MappingProxyType(reasons)
+    return Plan(name, reasons, tiling, request.layout, known, request.accumulator)
 
 
 def explained(request: Request, implementation: str | Sequence[str] | None) -> Plan:

@@ -57,6 +57,8 @@ def arange(size: Any) -> Any:
 
 def stats_dtype(*dtypes: Any) -> np.dtype:
     """The dtype of softmax statistics and accumulators: float32 at least, float64 for float64."""
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return np.dtype(np.float32)  # at once, because every call of `attend` reads it
     return promote(jnp.float32, *dtypes)
 
 

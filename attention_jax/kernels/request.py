@@ -5,6 +5,7 @@ request, or None; `tile(request)` its tiling, or None if it has none; `run(reque
 `Result`.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +58,7 @@ class Request(Record):
     precision: Any = static(default=None)
     statistics: bool = static(default=False)
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """The sizes, by letter."""
         *batch, T, N, H = self.query.shape
@@ -77,7 +78,7 @@ class Request(Record):
         """Whether a logit may be -inf without a mask."""
         return self.score.may_hide or (self.bias is not None and self.bias.may_hide)
 
-    @property
+    @functools.cached_property
     def accumulator(self) -> np.dtype:
         """The dtype of statistics and accumulators, the same in every kernel."""
         parts = (self.query, self.key, self.value, self.score, self.bias)

@@ -90,9 +90,8 @@ def tile(request: Request) -> Tiling:
 def whole_plane(request: Request, *, loop: bool) -> Tiling:
     """All pairs of a head in one block."""
     block = max(request.layout.T, 1), max(request.layout.S, 1)
-    masked = request.mask is not None
-    kinds = np.full((1, 1), PARTIAL if masked else FULL, np.int8)
-    return Tiling(block, loop, _with_ends(request, block, kinds))
+    kind = PARTIAL if request.mask is not None or request.may_hide else FULL
+    return Tiling(block, loop, KnownKinds((1, 1), bytes([kind])))
 
 
 def without_mask(layout: Layout, block: Block, *, may_hide: bool) -> np.ndarray:
@@ -130,11 +129,14 @@ def _cpu_block(request: Request) -> tuple[Block, np.ndarray | None]:
     candidates = [size for size in _CPU_BLOCKS if blocks(size) <= _LARGEST_MAP]
     if not candidates:
         return first, None
-    small = candidates[-1]
-    kinds = _static_kinds(request, small)
+    finer = candidates[-1]
+    kinds = _static_kinds(request, finer)
     if kinds is None:
         return _DATA_BLOCK, None
-    maps = {size: _coarsen(kinds, size[0] // small[0], size[1] // small[1]) for size in candidates}
+    maps = {}
+    for size in reversed(candidates):  # each divides the next
+        kinds = _coarsen(kinds, size[0] // finer[0], size[1] // finer[1])
+        maps[size], finer = kinds, size
 
     def cost(size: Block) -> float:
         return float((maps[size] != SKIPPED).sum()) * size[0] * size[1] * _CPU_BLOCKS[size]
@@ -147,6 +149,8 @@ def _coarsen(kinds: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The kinds of blocks that are `rows` × `columns` of these."""
     low = high = kinds
     for axis, step in ((-2, rows), (-1, columns)):
+        if step == 1:
+            continue
         starts = np.arange(0, kinds.shape[axis], step)
         low = np.minimum.reduceat(low, starts, axis=axis)
         high = np.maximum.reduceat(high, starts, axis=axis)
