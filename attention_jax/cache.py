@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from attention_jax._core.axes import Batch, Shape
+from attention_jax._core.axes import Batch, Shape, Size
 from attention_jax._core.checks import (
     as_array,
     check_count,
     check_dtype,
     check_floating,
+    check_known,
     check_size,
 )
 from attention_jax._core.docstrings import arguments_of
@@ -93,7 +94,7 @@ class KVCache(Record):
     def init(
         cls,
         batch: Batch,
-        length: int,
+        length: Size,
         heads: int,
         depth: int,
         *,
@@ -121,6 +122,7 @@ class KVCache(Record):
             TypeError: If a size is not an integer or the dtype is not floating.
             ValueError: If a size is out of range.
         """
+        check_known("KVCache.init", length=length)
         axes = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
         axes = tuple(check_size("batch", axis) for axis in axes)
         length = check_count("length", length, 1 if rolling else 0)
@@ -209,7 +211,7 @@ class KVCache(Record):
 
     @arguments_of(append)
     def next_positions(  # noqa: D417
-        self, length: int, valid: _Valid | None = None
+        self, length: Size, valid: _Valid | None = None
     ) -> Int[Array, "*B T"]:
         """Positions of the next tokens, for queries and rotary embeddings.
 
@@ -219,6 +221,7 @@ class KVCache(Record):
         Returns:
             int32 `[*B, T]`. Padding has the position of the next real token.
         """
+        check_known("KVCache.next_positions", T=length)
         T = check_count("length", length)
         if valid is None:
             before = jnp.arange(T, dtype=jnp.int32)
@@ -319,6 +322,7 @@ class KVCache(Record):
         self._check_new("key", key, self.key)
         self._check_new("value", value, self.value)
         T = key.shape[-3]
+        check_known("KVCache.append", T=T)
         if value.shape[-3] != T:
             raise ValueError(f"key length {T} and value length {value.shape[-3]} must match (T)")
         places, lengths = self.next_positions(T, valid), self.lengths + T

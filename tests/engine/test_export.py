@@ -150,6 +150,13 @@ def by_length():
         if name != "weights":
             yield pytest.param(lambda q, k, family=family: family(q, k, None), id=name)
     yield pytest.param(lambda q, k: aj.explain(q, k, k).visited, id="explain")
+    yield pytest.param(
+        lambda q, k: aj.cache.KVCache.init(q.shape[0], 9, 4, 8).append(q, q), id="append"
+    )
+    yield pytest.param(
+        lambda q, k: aj.cache.KVCache.init(2, 9, 4, 8).next_positions(q.shape[1]),
+        id="next_positions",
+    )
     yield pytest.param(lambda q, k: causal.block_map(q.shape[1], k.shape[1], 4).kinds, id="map")
     yield pytest.param(lambda q, k: causal.density(q.shape[1], k.shape[1]), id="density")
 
