@@ -1,4 +1,4 @@
-"""Additive attention as a layer of its own: one head, no projections but those of the score."""
+"""Additive attention as a layer: one head, no projections except those of the score."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The rules for arguments that every module follows, whichever flavour it comes in."""
+"""Argument checks and conversions shared by the modules of both flavours."""
 
 from collections.abc import Set
 from typing import Annotated, Any
@@ -19,8 +19,8 @@ from attention_jax.plan import check_names
 AnyMask = Mask | MaskLike | None
 AnyBias = Term | BiasLike | None
 
-# What users pass, in letters. Only documented here: what does not fit gets an error made for the
-# reader, so no annotation may refuse it before.
+# Shapes of the users' arguments, for documentation only: the functions below raise errors with
+# clear messages, which a checked annotation would preempt.
 QueryInputs = Annotated[Any, Float[Array, "*B T Dq"]]
 KeyInputs = Annotated[Any, Float[Array, "*B S Dk"]]
 ValueInputs = Annotated[Any, Float[Array, "*B S Dv"]]
@@ -56,7 +56,7 @@ def head_depth(features: int, num_heads: int, num_kv_heads: int) -> int:
 
 
 def check_choice(name: str, value: str, *choices: str) -> str:
-    """`value`, if it is one of the choices.
+    """Returns `value` if it is one of the choices.
 
     Raises:
         ValueError: If it is not; the message lists them.
@@ -68,7 +68,7 @@ def check_choice(name: str, value: str, *choices: str) -> str:
 
 
 def check_implementation(given: Any) -> Any:
-    """`given`, if it may be a layer's `implementation`: None, a kernel's name, or several.
+    """Returns `given` if it is a valid `implementation`: None, a kernel's name, or several.
 
     Raises:
         TypeError: If it is none of these.
@@ -80,7 +80,7 @@ def check_implementation(given: Any) -> Any:
 
 
 def check_activation(given: Any) -> Any:
-    """`given`, if it is a function.
+    """Returns `given` if it is callable.
 
     Raises:
         TypeError: If it is not.
@@ -96,11 +96,11 @@ def check_width(name: str, x: Any, features: int, letters: str) -> None:
     Args:
         name: The argument's name.
         x: The argument.
-        features: What its last axis must be.
+        features: The required size of its last axis.
         letters: The shape in letters, for the message.
 
     Raises:
-        TypeError: If it is no floating array.
+        TypeError: If it is not a floating-point array.
         ValueError: If it has another shape.
     """
     check_floating(name, as_array(name, x))
@@ -113,14 +113,14 @@ def check_width(name: str, x: Any, features: int, letters: str) -> None:
 
 
 def is_integer(x: Any) -> bool:
-    """Whether `x` is an integer, or an array of them, traced or not; a boolean is none."""
+    """Whether `x` is an integer, or an array of them, traced or not; booleans do not count."""
     if hasattr(x, "dtype"):
         return jnp.issubdtype(x.dtype, jnp.integer)
     return isinstance(x, int) and not isinstance(x, bool)
 
 
 def token_ids(name: str, given: Any, vocab: int | None) -> Array:
-    """Ids that a caller gives: an integer, an array of integers, or a sequence of such.
+    """Converts token ids: an integer, an array of integers, or a sequence of these.
 
     Args:
         name: The argument's name.
@@ -128,7 +128,7 @@ def token_ids(name: str, given: Any, vocab: int | None) -> Array:
         vocab: Size of the vocabulary; None is unknown.
 
     Returns:
-        int32; a sequence has an axis of its own in front.
+        int32; a sequence becomes a leading axis.
 
     Raises:
         TypeError: If one is not an integer.
@@ -155,7 +155,7 @@ def check_tokens(name: str, ids: Any, vocab: int | None = None, mask: AnyMask = 
         ids: The ids.
         vocab: Size of the vocabulary; None is unknown.
         mask: Which tokens are real: a mask of keys, or a boolean array that broadcasts to the ids'
-            shape. What is hidden from every query may be any number.
+            shape. Ids that are masked for every query may have any value.
 
     Raises:
         TypeError: If it is not an array of integers.
@@ -195,17 +195,17 @@ def _visible(mask: AnyMask, shape: Shape) -> Any:
 
 
 def vocabulary(embedding: Any) -> int | None:
-    """How many tokens an embedding has; None for a module that does not say."""
+    """The vocabulary size of an embedding; None for a module without that attribute."""
     return getattr(embedding, "num_embeddings", None)
 
 
 def embeddable(ids: Any, vocab: int | None, mask: AnyMask = None) -> Array:
-    """Ids as an embedding takes them: the embedding of one outside the vocabulary is NaN.
+    """Ids for an embedding lookup: the embedding of an id outside the vocabulary is NaN.
 
     Args:
         ids: Ids `[*B, length]`.
         vocab: Size of the vocabulary; None leaves ids as they are.
-        mask: As in `check_tokens`. An id outside the vocabulary that an array hides becomes 0.
+        mask: As in `check_tokens`. A masked id outside the vocabulary becomes 0.
     """
     ids = jnp.asarray(ids)
     if vocab is None:
@@ -233,7 +233,7 @@ def combine(*given: AnyMask) -> Mask | None:
         *given: Mask objects, boolean arrays that broadcast to `[*B, N, T, S]`, or None.
 
     Returns:
-        Their conjunction; None where none was given.
+        Their conjunction; None if all are None.
     """
     combined = None
     for mask in map(as_mask, given):
@@ -243,13 +243,13 @@ def combine(*given: AnyMask) -> Mask | None:
 
 
 def token_mask(name: str, mask: AnyMask, shape: Shape) -> Mask | None:
-    """The mask of keys for a mask of tokens.
+    """Converts a mask of tokens to a mask of keys.
 
     Args:
         name: The argument's name.
-        mask: A mask object; or a boolean array, `[*B, L]`, True for a real token; or one that is
-            a mask of pairs already, `[*#B, #N, #T, #L]`.
-        shape: The shape of the ids it belongs to, `[*B, L]`.
+        mask: A mask object; or a boolean array, `[*B, L]`, True for a real token; or a mask of
+            pairs, `[*#B, #N, #T, #L]`.
+        shape: The shape of the ids, `[*B, L]`.
 
     Returns:
         A mask in which the real tokens are visible to every query.
@@ -275,18 +275,18 @@ def real_positions(mask: AnyMask, shape: Shape) -> Array | None:
 
     Args:
         mask: As in `token_mask`.
-        shape: The shape of the ids it belongs to, `[*B, T]`.
+        shape: The shape of the ids, `[*B, T]`.
 
     Returns:
-        How many real tokens stand before each, int32 `[*B, T]`, and padding behind the last of them
-        goes on from there; None where the mask is no array of that shape: positions are then
-        0..T-1, as they are with padding on the right.
+        The number of real tokens before each token, int32 `[*B, T]`; trailing padding continues
+        the count. None if the mask is not an array of that shape: positions are then 0..T-1, which
+        is also the result for padding on the right.
     """
     if mask is None or isinstance(mask, Mask) or np.shape(mask) != tuple(shape):
         return None
     real = jnp.asarray(mask).astype(jnp.int32)
     ahead = jax.lax.cummax(real, axis=real.ndim - 1, reverse=True)
-    skipped = ahead - real  # padding with a real token behind it
+    skipped = ahead - real  # padding before a real token
     before = jnp.cumsum(skipped, axis=-1, dtype=jnp.int32) - skipped
     return jnp.arange(real.shape[-1], dtype=jnp.int32).reshape(_row(real)) - before
 
@@ -301,5 +301,5 @@ def token_positions(given: Any, mask: AnyMask, shape: Shape) -> Any:
 
 
 def cast(x: AnyArray, dtype: Any) -> AnyArray:
-    """`x` in the module's dtype; as it is where the module has none."""
+    """`x` in the module's dtype; unchanged if the module has none."""
     return x if dtype is None else jnp.asarray(x).astype(dtype)

@@ -26,7 +26,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
 
     Args:
         dropout_rate: Probability that a weight is dropped in training, in [0, 1).
-        deterministic: Whether to leave dropout out, unless the call says otherwise.
+        deterministic: Whether to disable dropout; a call's flag overrides it.
         mask: A mask object or boolean array that holds in every call.
     """
 
@@ -44,7 +44,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
     _arguments: ClassVar[Mapping[str, str]] = {
         "mask": "A mask object or boolean array, True where a query may attend to a key.",
         "bias": "Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.",
-        "deterministic": "Whether to leave dropout out; wins over the constructor's flag.",
+        "deterministic": "Whether to disable dropout; overrides the constructor's flag.",
     }
 
     def _run(
@@ -61,7 +61,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
         count: Array | None = None,
         **positions: Any,
     ) -> Result:
-        """One call of the engine with the settings of the layer.
+        """Calls `attend` with the settings of the layer.
 
         Args:
             query: `[*B, T, N, H]`.
@@ -71,9 +71,9 @@ class AttentionLayer(LinearSettings, DroppingLayer):
             bias: The call's bias.
             deterministic: The call's flag.
             random: The flavour's arguments, for the dropout key.
-            statistics: Whether the result has them.
-            count: The number of tokens so far, `[*B]`, where the keys are those of a cache.
-            **positions: Of queries and keys.
+            statistics: Whether to return statistics.
+            count: The number of cached tokens, `[*B]`, if the keys are those of a cache.
+            **positions: Positions of queries and keys.
         """
         score, mask = self._score_and_mask(query, key, mask, count)
         flag = self.deterministic if deterministic is None else deterministic
@@ -130,12 +130,12 @@ class AttentionLayer(LinearSettings, DroppingLayer):
     def _score_and_mask(
         self, query: Array, key: Array, mask: AnyMask, count: Array | None
     ) -> tuple[Score, Mask | None]:
-        """The score, and the layer's own mask with the call's; by position over a cache."""
+        """The score and the conjunction of the layer's and the call's masks."""
         score, mask = self._score(query, key), combine(self.mask, mask)
         return (score, mask) if count is None else (counted(score, count), by_position(mask))
 
     def _score(self, query: Array, key: Array) -> Score:
-        """The score of these queries and keys, with the present values of its parameters."""
+        """The score of these queries and keys, with the current values of its parameters."""
         return self._part("score")(Sizes.of(query, key))
 
 

@@ -24,27 +24,27 @@ from attention_jax.softmax import Stats
 
 @settings
 class MultiHeadAttention(CachedAttention):
-    """Multi-head attention: N attentions side by side, each on its own projections.
+    """Multi-head attention: N heads in parallel, each with its projections.
 
         out = Σ_n  attend(x_q W_n^query, x_k W_n^key, x_v W_n^value) W_n^out
 
-    Names, shapes and initialisation are those of Flax's own module: a checkpoint of either loads
-    into the other, and outputs are equal. It differs in its options, and in three guarantees: a
-    query without visible keys gets 0, masked keys and values do not matter even when they are NaN,
-    and dropout is independent for each batch entry and head unless asked otherwise.
+    Names, shapes and initialisation are those of Flax's module: a checkpoint of either loads into
+    the other, and outputs are equal. It differs in its options, and in three guarantees: the output
+    of a query without visible keys is 0, masked keys and values never affect the result even if
+    they are NaN, and by default dropout is independent for each batch entry and head.
 
     Args:
         precision: As in `jax.lax.Precision`, for every matrix product.
-        score: A score object, whose float arrays train from then on; a recipe such as
+        score: A score object, whose float arrays become parameters; a recipe such as
             `additive(32)`; a name ("dot", "scaled_dot", "general", "additive", "concat",
             "cosine"); a function `(num_heads, head_dim, source) -> Score`, where `source` is the
             streams of NNX or a key of Linen; None is the scaled dot product.
-        decode: Whether calls bring the next tokens only, and keys and values are kept in the layer,
-            as in Flax. See `with_cache` for state in, state out.
+        decode: Whether inputs are the next tokens only, and the layer stores keys and values, as in
+            Flax. See `with_cache` for an explicit cache.
 
     Raises:
-        ValueError: If a width is no multiple of the heads, or N of K, a rate lies outside [0, 1),
-            or a score's name is unknown.
+        ValueError: If a width is not a multiple of N, or N of K, a rate is outside [0, 1), or a
+            score's name is unknown.
 
     References:
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.2.2.
@@ -78,25 +78,24 @@ class MultiHeadAttention(CachedAttention):
         Args:
             inputs_k: `[*B, S, in_kv_features]`; None is `inputs_q`.
             inputs_v: `[*B, S, in_kv_features]`; None is `inputs_k`.
-            mask: A mask object or boolean array, True where a query may attend to a key; both this
-                one and the layer's own must allow a pair. In a decoding step its keys are the
-                cache's slots.
-            key_positions: ints `[S]` or `[*B, S]`; by default those of the queries where the keys
-                are made of the same inputs, else 0..S-1.
+            mask: A mask object or boolean array, True where a query may attend to a key, combined
+                with the layer's mask. In a decoding step its keys are the cache's slots.
+            key_positions: ints `[S]` or `[*B, S]`; by default those of the queries if the keys are
+                projected from the same inputs, else 0..S-1.
             is_causal: Whether a query attends to keys up to its own position only.
-            decode: Whether the inputs are the tokens after those in the layer's own cache: causal,
-                with the cache's positions. None is the constructor's.
+            decode: Whether the inputs follow the tokens in the layer's internal cache: causal, with
+                the cache's positions. None: the constructor's flag.
             valid: bool `[*#B, T]`, in a decoding step: which of its tokens are real.
             sow_weights: Whether to add the weights, before dropout, to the intermediates as
-                "attention_weights"; that takes O(T·S) memory. As in Flax a decoding step's are over
-                the cache's slots, 0 for those not written yet.
+                "attention_weights", in O(T·S) memory. In a decoding step they cover the cache's
+                slots, as in Flax, and are 0 for unwritten ones.
 
         Returns:
             `[*B, T, out_features]`.
 
         Raises:
-            ValueError: If shapes do not fit, in training there is no randomness, or the cache is
-                missing or full.
+            ValueError: If shapes do not fit, dropout has no random key, or the cache is missing or
+                full.
             TypeError: If a mask array is not boolean.
         """
         flags = {"deterministic": deterministic, "random": random}
@@ -115,7 +114,7 @@ class MultiHeadAttention(CachedAttention):
             self._sow_weights(
                 self._weights(propagate_nan(arrays[0], inputs_q), arrays[1], **call_options)
             )
-        return self._answer(self._run(*arrays, **call_options, **flags).out, inputs_q)
+        return self._project_output(self._run(*arrays, **call_options, **flags).out, inputs_q)
 
     def with_stats(
         self,
@@ -138,7 +137,7 @@ class MultiHeadAttention(CachedAttention):
         arrays, where = self._inputs(inputs_q, inputs_k, inputs_v, query_positions, key_positions)
         flags = {"deterministic": deterministic, "random": random}
         out, stats = self._run_with_stats(*arrays, mask=mask, bias=bias, **where, **flags)
-        return self._answer(out, inputs_q), propagate_nan_to_stats(stats, inputs_q)
+        return self._project_output(out, inputs_q), propagate_nan_to_stats(stats, inputs_q)
 
     def attention_weights(
         self,
@@ -163,7 +162,7 @@ class MultiHeadAttention(CachedAttention):
     def _inputs(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
     ) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
-        """Query, key and value, and their positions, as the engine takes them."""
+        """Query, key and value, and their positions, as `attend` takes them."""
         inputs = self._three(inputs_q, inputs_k, inputs_v)
         if key_at is None and inputs[1] is inputs_q:
             key_at = query_at
@@ -171,7 +170,7 @@ class MultiHeadAttention(CachedAttention):
         return arrays, {"query_positions": query_at, "key_positions": key_at}
 
     def _three(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> tuple[Any, Any, Any]:
-        """What queries, keys and values are made of."""
+        """The inputs of queries, keys and values."""
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(

@@ -1,7 +1,7 @@
-"""Beam search: the few likeliest beginnings are kept, and everything that belongs to each of them.
+"""Beam search: keeps the most likely partial sequences and the model's state of each.
 
-Beams are the first batch axis of a model's state, in front of the batch's own, so that masks and
-lengths of the batch hold for all of them as they are.
+Beams are the first axis of a model's state, before the batch axes, so that masks and lengths of the
+batch broadcast over them.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ class Beams(NamedTuple):
     """The state of the search; M beams.
 
     Attributes:
-        index: Tokens made so far.
+        index: Number of tokens generated so far.
         token: The last token of each live beam, `[M, *B]`.
         state: The model's state, beams first.
         made: The live beams' tokens, `[*B, M, L]`.
-        total: Their log-probabilities, `[*B, M]`, the likeliest first.
-        ended: The best sequences that have their end, `[*B, M, L]`.
-        scores: Theirs, `[*B, M]`; -inf where there is none yet.
+        total: Their log-probabilities, `[*B, M]`, in descending order.
+        ended: The best finished sequences, `[*B, M, L]`.
+        scores: Their scores, `[*B, M]`; -inf for unused entries.
     """
 
     index: Array
@@ -49,24 +49,24 @@ def search(
     pad: Any,
     length_penalty: Any,
 ) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
-    """The likeliest sequences found, the best first.
+    """The most likely sequences found, best first.
 
         score(y) = log p(y) / ((5 + |y|) / 6)^α
 
-    The search ends early once no live beam can overtake the worst of M sequences that have ended.
+    The search stops early when no live beam can exceed the lowest score of M finished sequences.
 
     Args:
         step: The model, for tokens `[M, *B]`.
-        first: The token before the first one to generate.
-        state: The model's state before it, beams first, all alike.
-        move: `move(state, order [M, *B])`: beam m becomes beam order[m], all its state together.
-        length: L, the most tokens to make.
-        eos: Ids `[E]`: any of them ends a sequence, and is part of it.
-        pad: What follows the end.
-        length_penalty: α; where it is negative scores are NaN.
+        first: The token before the first generated one.
+        state: The model's state before it, beams first, all equal.
+        move: `move(state, order [M, *B])`: beam m's state becomes that of beam order[m].
+        length: L, the maximum number of tokens.
+        eos: End ids `[E]`: any of them ends a sequence, and is part of it.
+        pad: The id after the end.
+        length_penalty: α; if it is negative, scores are NaN.
 
     Returns:
-        Tokens, and scores; a sequence that reached L without its end takes part as it is.
+        Tokens and scores; a sequence that reaches L without an end id is ranked as it is.
 
     References:
         Wu et al. 2016, "Google's Neural Machine Translation System", arXiv:1609.08144, eq. 14.
@@ -77,7 +77,7 @@ def search(
         return ((5.0 + jnp.asarray(count, jnp.float32)) / 6.0) ** length_penalty
 
     def promising(now: Beams) -> Array:
-        # Log-probabilities only fall, and the longest sequence is divided by most.
+        # Log-probabilities never increase, and the longest sequence has the largest divisor.
         hope = now.total[..., 0] / penalty(length)
         return (now.index < length) & jnp.any(hope > now.scores[..., -1])
 
@@ -86,7 +86,7 @@ def search(
         logits = jnp.moveaxis(logits, 0, -2).astype(jnp.float32)
         vocab = logits.shape[-1]
         total = now.total[..., None] + jax.nn.log_softmax(logits, axis=-1)
-        # Of these at most `beams` for each id of an end are ends, so that `beams` others are left.
+        # At most `beams` of these end with each end id, so at least `beams` others remain.
         many = min((1 + eos.size) * beams, beams * vocab)
         total, flat = jax.lax.top_k(total.reshape(*batch, beams * vocab), many)
         parent, token = flat // vocab, (flat % vocab).astype(jnp.int32)
@@ -113,7 +113,7 @@ def search(
 
     nothing = jnp.full((*batch, beams), NEG_INF)
     empty = jnp.full((*batch, beams, length), pad, jnp.int32)
-    # All beams are alike at first: one of them counts.
+    # All beams are equal at first: only one of them counts.
     alone = nothing.at[..., 0].set(0.0)
     start = Beams(jnp.zeros((), jnp.int32), first, state, empty, alone, empty, nothing)
     end = jax.lax.while_loop(promising, extend, start)
@@ -122,7 +122,7 @@ def search(
         jnp.concatenate([end.scores, end.total / penalty(end.index)], axis=-1),
         beams,
     )
-    # The early end of the search needs a longer sequence to be divided by no less.
+    # The early stop requires a divisor that does not decrease with the length.
     return made, jnp.where(length_penalty >= 0, scores, jnp.nan)
 
 

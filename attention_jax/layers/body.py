@@ -1,4 +1,4 @@
-"""The base of every body, and how a flavour's module takes a body's methods over."""
+"""The base class of bodies, and the functions that copy a body's methods into a module."""
 
 import dataclasses
 import inspect
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 def settings(cls: Class) -> Class:
     """Declares a body's annotated attributes as settings, the arguments of every constructor.
 
-    Order, defaults and `dataclasses.KW_ONLY` mean what they mean in a dataclass.
+    Order, defaults and `dataclasses.KW_ONLY` behave as in a dataclass.
     """
     return dataclasses.dataclass(eq=False, repr=False)(cls)
 
@@ -30,22 +30,21 @@ def settings(cls: Class) -> Class:
 class Body:
     """Base of the bodies.
 
-    A flavour's module derives from a body and from the flavour's own base, in this order; that base
-    defines the methods that raise here. Public methods take `**random`, which stands for the
-    arguments by which the flavour is given a random key; they hand it on to the methods of
-    submodules, and in the end to `_dropout_key`.
+    A flavour's module derives from a body and from the flavour's base, in this order; that base
+    defines the methods that raise here. Public methods take `**random`, the flavour's arguments for
+    a random key, and pass it to the methods of submodules and to `_dropout_key`.
     """
 
     _counts: ClassVar[tuple[str, ...]] = ()  # the settings that are positive ints, or None
     _passed_on: ClassVar[tuple[str, ...]] = ()  # the settings that only construction uses
-    _with_arrays: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # how to read those with arrays
-    _first: ClassVar[str | None] = None  # what makes the submodule that checks the settings
-    _random: ClassVar[Mapping[str, str]] = {}  # what `random` stands for, with descriptions
-    _arguments: ClassVar[Mapping[str, str]] = {}  # descriptions of what several methods take
-    _flag_hint: ClassVar[str] = ""  # how else the flavour sets `deterministic`, for a message
+    _with_arrays: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # getters of array settings
+    _first: ClassVar[str | None] = None  # builds the submodule that checks settings
+    _random: ClassVar[Mapping[str, str]] = {}  # the arguments in `random`, with descriptions
+    _arguments: ClassVar[Mapping[str, str]] = {}  # descriptions of shared arguments
+    _flag_hint: ClassVar[str] = ""  # how to set `deterministic`, for messages
 
     def _check(self, given: Any) -> None:
-        """Raises where a setting is wrong; `given` has the settings as attributes."""
+        """Raises if a setting is invalid; `given` has the settings as attributes."""
         for name in self._counts:
             if (value := getattr(given, name)) is not None:
                 check_count(name, value, 1)
@@ -56,7 +55,7 @@ class Body:
         raise NotImplementedError(f"{type(self).__name__} has no _build")
 
     def _part(self, name: str) -> Any:
-        """The submodule that was made with `Construction.keep` under the name of a setting."""
+        """The submodule that `Construction.keep` made under the name of a setting."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _unbound(self, name: str, build: Callable[[Any], Any]) -> Any:
@@ -66,10 +65,10 @@ class Body:
     def _each(
         self, call: Callable[..., Any], carry: Any, items: Any = None, **random: Any
     ) -> tuple[Any, Any]:
-        """`carry, extra = call(layer, carry, item, **random)`, for each of `layers` in turn.
+        """Scans `carry, extra = call(layer, carry, item, **random)` over `layers`.
 
         Args:
-            call: What to do with a layer.
+            call: The function of one layer.
             carry: The first layer's input.
             items: One for each layer: a sequence, or stacked where the layers are scanned.
             **random: The flavour's arguments.
@@ -83,15 +82,15 @@ class Body:
         """The output `[..., *features]` of a projection that `Construction.projection` made.
 
         Args:
-            part: The projection, or what has replaced it.
+            part: The projection, or its replacement.
             x: Its input.
             features: The last axes of the output.
-            known: The output as a `Projected`, where one product of several projections has it.
+            known: The output as a `Projected`, if a fused product has computed it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _kernels(self, parts: Any, inputs: tuple[int, ...], features: Any) -> Any:
-        """Kernel and bias of each projection; None where one is not as it was made.
+        """Kernel and bias of each projection; None if one of them was replaced.
 
         Args:
             parts: The projections.
@@ -101,15 +100,15 @@ class Body:
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _late(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The parameter that was made with `Construction.late_param`, of a shape that is known."""
+        """The parameter that `Construction.late_param` made, of a known shape."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _stored_cache(self) -> Any:
-        """The cache that an attention keeps itself, with `decode`; None where there is none yet."""
+        """The internal cache of a layer with `decode`; None if there is none yet."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _store_cache(self, cache: Any) -> None:
-        """Keeps the cache in the module."""
+        """Stores the cache in the module."""
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _sow_weights(self, weights: Any) -> None:
@@ -121,19 +120,19 @@ class Body:
 
         Args:
             name: The layer's name, for error messages.
-            training: Whether it is needed, possibly traced.
+            training: Whether the key is needed, possibly traced.
             **random: The flavour's arguments.
 
         Returns:
-            The key; None where there is none and `training` is traced.
+            The key; None if there is none and `training` is traced.
 
         Raises:
-            ValueError: If there is none and it is needed.
+            ValueError: If the key is needed and there is none.
         """
         raise NotImplementedError(f"{type(self).__name__} has no flavour")
 
     def _check_random(self, random: Mapping[str, Any]) -> None:
-        """Raises a TypeError where `random` holds what is no argument in this flavour."""
+        """Raises a TypeError if `random` holds an unknown argument."""
         if unknown := set(random) - set(self._random):
             name = min(unknown)
             raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
@@ -141,7 +140,7 @@ class Body:
 
 @settings
 class LinearSettings(Body):
-    """A layer with linear layers in it.
+    """A layer that contains linear layers.
 
     Args:
         dtype: Dtype of the computation; None follows the inputs and the parameters.
@@ -164,7 +163,7 @@ class LinearSettings(Body):
 def arguments_of(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., Out]], Callable[Concatenate[Any, P], Out]]:
-    """Declares that a method has the arguments of another one, with their descriptions."""
+    """Declares that a method has the arguments of another method and their descriptions."""
 
     def declare(function: Any) -> Any:
         own: Any = inspect.signature(function)
@@ -182,15 +181,15 @@ def setting_names(cls: type) -> list[str]:
 
 
 def is_body(cls: type) -> bool:
-    """Whether a class is a body and no module of a flavour."""
+    """Whether a class is a body and not a module of a flavour."""
     return issubclass(cls, Body) and not hasattr(cls, "_flavour")
 
 
 def adopt_methods(cls: type) -> None:
-    """Puts copies of the public methods of a module's bodies into the class of the module.
+    """Copies the public methods of a module's bodies into the module's class.
 
-    Linen manages the state of methods that are defined in the class itself, and of no others. The
-    copies have the flavour's arguments in their signatures and complete docstrings.
+    Linen manages state only in methods that are defined in the class itself. The copies have the
+    flavour's arguments in their signatures and complete docstrings.
     """
     known: dict[str, str] = {**cls._arguments, **cls._random}  # type: ignore[attr-defined]
     for base in reversed(cls.__mro__):
@@ -235,7 +234,7 @@ def _copy(function: Callable[..., Any], cls: Any, known: Mapping[str, str]) -> C
 
 
 def describe_class(cls: Any, signature: inspect.Signature) -> None:
-    """Completes the docstring of a module: its body's, with what the flavour adds."""
+    """Completes the docstring of a module: its body's, with the flavour's additions."""
     bases = [base for base in cls.__mro__[1:] if issubclass(base, Body)]
     known: dict[str, str] = {}
     for base in reversed(bases):

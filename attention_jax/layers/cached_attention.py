@@ -1,7 +1,7 @@
 """Attention over a cache: each token's keys and values are projected once and kept.
 
-`with_cache` takes a cache and returns the next one, state in and state out; with `decode=True` the
-layer keeps the cache itself, in variables under Flax's names.
+`with_cache` takes a cache and returns the updated one; with `decode=True` the layer stores the
+cache in variables with Flax's names.
 """
 
 from typing import Any
@@ -40,24 +40,24 @@ class CachedAttention(ProjectedAttention):
         deterministic: Flag = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T out"], KVCache]:
-        """Causal self-attention of the next tokens, to those in the cache and to themselves.
+        """Causal self-attention of the next tokens to the cached ones and to themselves.
 
-        Step t gives row t of the full causal pass, whatever the chunks: a prompt may come whole, in
-        several parts, or token by token. A causal mask of the layer's own changes nothing.
+        Row t equals row t of the full causal pass for any chunking: a prompt may be passed whole,
+        in several parts, or token by token. A causal mask of the layer has no effect.
 
         Args:
             inputs: `[*B, T, in_features]`, of the T next tokens.
-            cache: The tokens before, from `new_cache`.
+            cache: The previous tokens, from `new_cache`.
             valid: bool `[*#B, T]`, which tokens are real; see `KVCache.append`.
-            mask: Besides causality: a mask object, or a boolean array whose keys are the slots of
-                a cache that is not rolling.
-            bias: Added to the scores; the keys of an array are the slots, as those of a mask.
+            mask: Combined with causality: a mask object, or a boolean array whose keys are the
+                slots of a cache that is not rolling.
+            bias: Added to the scores; the keys of an array are the cache's slots.
 
         Returns:
-            The output `[*B, T, out_features]`, NaN once a token did not fit, and the next cache.
+            The output `[*B, T, out_features]`, NaN after an overflow, and the updated cache.
 
         Raises:
-            ValueError: If shapes do not fit, or the tokens do not and that is known.
+            ValueError: If shapes do not fit, or an overflow is known while tracing.
         """
         check_batch("inputs", inputs, cache)
         options = {"mask": mask, "bias": bias, "sow_weights": False}
@@ -75,7 +75,7 @@ class CachedAttention(ProjectedAttention):
         sow_weights: bool,
         **flags: Any,
     ) -> tuple[Array, KVCache]:
-        """`with_cache`, for inputs of queries, keys and values."""
+        """`with_cache` with separate inputs of queries, keys and values."""
         T, S = inputs[0].shape[-2], inputs[1].shape[-2]
         if T != S:
             raise ValueError(f"a cache takes a key for each query: inputs_q has {T}, inputs_k {S}")
@@ -83,7 +83,7 @@ class CachedAttention(ProjectedAttention):
         at = cache.next_positions(T, valid)
         query, key, value = self._project(*inputs, at, at)
         after = cache.append(key, value, valid)
-        # In a rolling cache a chunk may overwrite keys that its own first queries attend to.
+        # In a rolling cache a chunk may overwrite keys that its first queries attend to.
         keys = cache.concatenate(key, value, valid) if cache.rolling and T > 1 else after
         call_options = {
             "mask": combine(keys.mask(), masks.causal(), mask),
@@ -97,12 +97,12 @@ class CachedAttention(ProjectedAttention):
                 self._weights(propagate_nan(query, inputs[0]), keys.key, **call_options)
             )
         result = self._run(query, keys.key, keys.value, **call_options, **flags)
-        return self._leave(result.out, after, inputs[0]), after
+        return self._output_or_nan(result.out, after, inputs[0]), after
 
     def _decode_step(self, inputs: tuple[Any, Any, Any], valid: Any, **options: Any) -> Array:
-        """The next tokens, after those in the cache that the layer keeps itself."""
+        """Attention of the next tokens over the layer's internal cache."""
         cache = self._stored_cache()
-        if cache is None:  # the call makes room for as many tokens as it has, and keeps none
+        if cache is None:  # the call allocates room for its tokens, and stores none
             _, key, value = self._project(*inputs, None, None)
             cache = empty_cache(key, value)
             out, _ = self._append(inputs, cache, valid, **options)
@@ -120,7 +120,7 @@ class CachedAttention(ProjectedAttention):
         Args:
             inputs_k: `[*B, S, in_kv_features]`.
             inputs_v: `[*B, S, in_kv_features]`; None is `inputs_k`.
-            valid: bool `[*#B, S]`, which of them are real.
+            valid: bool `[*#B, S]`, which inputs are real.
 
         Returns:
             A full cache.
@@ -155,22 +155,22 @@ class CachedAttention(ProjectedAttention):
         call_options |= {"mask": combine(cache.mask(), mask), "bias": bias}
         flags = {"deterministic": deterministic, "random": random}
         result = self._run(query, cache.key, cache.value, **call_options, **flags)
-        return self._leave(result.out, cache, inputs_q)
+        return self._output_or_nan(result.out, cache, inputs_q)
 
-    def _answer(self, attended: Array, inputs_q: Any) -> Array:
-        """The output projection of what the queries attended to."""
+    def _project_output(self, attended: Array, inputs_q: Any) -> Array:
+        """The output projection of the attended values."""
         return propagate_nan_of_queries(
             self._project_out(attended, inputs_q.shape[-1]), attended, inputs_q
         )
 
-    def _leave(self, attended: Array, cache: KVCache, inputs_q: Any) -> Array:
-        """`_answer`; NaN for an example one of whose tokens did not fit."""
-        out = self._answer(attended, inputs_q)
+    def _output_or_nan(self, attended: Array, cache: KVCache, inputs_q: Any) -> Array:
+        """`_project_output`; NaN for an example whose cache overflowed."""
+        out = self._project_output(attended, inputs_q)
         return jnp.where(cache.overflowed[..., None, None], jnp.nan, out)
 
 
 def empty_cache(key: Array, value: Array) -> KVCache:
-    """A cache with room for as many tokens as keys `[*B, S, K, H]` and values have."""
+    """An empty cache with the length of keys `[*B, S, K, H]` and values."""
     *batch, length, heads, depth = key.shape
     options = {"dtype": key.dtype, "value_depth": value.shape[-1]}
     return KVCache.init(tuple(batch), length, heads, depth, **options)

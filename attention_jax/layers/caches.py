@@ -1,4 +1,4 @@
-"""Over a cache: the caches of a whole model, and what masks and scores mean where lengths grow."""
+"""Helpers for caches: those of a whole model, and masks and scores over a growing sequence."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from attention_jax.scores.modifiers import LogLength
 
 @serializable_tuple
 class DecoderCache(NamedTuple):
-    """What one decoder layer keeps between steps.
+    """The state of one decoder layer between steps.
 
     Attributes:
         own: Keys and values of the tokens so far.
-        memory: Keys and values of the memory, which stay.
+        memory: Keys and values of the memory, which are constant.
     """
 
     own: KVCache
@@ -36,7 +36,7 @@ def _is_cache(node: Any) -> bool:
 
 
 def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
-    """The fields of a cache of real tokens alone, none of them lost: all that Flax's own holds."""
+    """The fields of a cache without padding or overflow, which are those of Flax's cache."""
     *batch, length, _, _ = key.shape
     slots = jnp.arange(length, dtype=jnp.int32)
     places = jnp.where(slots < index, slots, -1).reshape((1,) * len(batch) + (length,))
@@ -51,7 +51,7 @@ def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
 
 
 def first_cache(cache: Any) -> KVCache:
-    """The first layer's cache of tokens, from a stack's: all layers have the same index."""
+    """The first layer's cache of tokens in a stack's caches: all layers have the same index."""
     first: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[0]
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
 
@@ -64,16 +64,16 @@ def memory_shape(cache: Any) -> Shape:
 
 
 def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
-    """Checks that the next tokens and the tokens before are of one batch.
+    """Checks that the next tokens have the cache's batch axes.
 
     Args:
         name: The argument's name.
         x: The next tokens: ids, or inputs.
         cache: A cache, or those of a stack.
-        axes: How many axes of `x` are not the batch's.
+        axes: The number of axes of `x` that are not batch axes.
 
     Raises:
-        ValueError: If the batches are not one.
+        ValueError: If the batch axes differ.
     """
     shape, batch = np.shape(x), first_cache(cache).batch
     if len(shape) < axes or shape[: len(shape) - axes] != batch:
@@ -86,14 +86,14 @@ def check_window(cache: KVCache, mask: Mask | None) -> None:
     """Checks that a rolling cache holds every key visible under a layer's and a call's mask.
 
     Raises:
-        ValueError: If the mask reaches further back, or has no known reach.
+        ValueError: If the mask extends further back, or to an unknown distance.
     """
     if cache.rolling:
         check_reach(cache.length, Interval(None, None) if mask is None else mask.interval())
 
 
 def with_beams(cache: KVCache, count: int) -> KVCache:
-    """The cache with one more batch axis in front, of `count` equal beams."""
+    """The cache with a new leading batch axis of `count` equal beams."""
     names = ("key", "value", "token_positions", "lengths", "overflowed")
     every = {name: getattr(cache, name)[None] for name in names}
     every = {name: jnp.broadcast_to(x, (count, *x.shape[1:])) for name, x in every.items()}
@@ -101,7 +101,7 @@ def with_beams(cache: KVCache, count: int) -> KVCache:
 
 
 def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
-    """The state with every cache changed, those of scanned layers layer by layer."""
+    """Maps a function over every cache of the state; caches of scanned layers are unstacked."""
 
     def one(cache: KVCache) -> KVCache:
         return change(cache) if cache.index.ndim == 0 else jax.vmap(change)(cache)
@@ -110,12 +110,12 @@ def each_cache(change: Callable[[KVCache], KVCache], state: Any) -> Any:
 
 
 def by_position(mask: Mask | None) -> Mask | None:
-    """The mask over a cache of the query's own sequence, whose lengths are not the buffer's."""
+    """The mask over a cache of self-attention, whose lengths are not the buffer's."""
     return None if mask is None else mask.by_position()
 
 
 def counted(score: Score, count: Any) -> Score:
-    """The score, with `count` keys, `[*B]`, where `log_length` would take the buffer's length."""
+    """The score, in which `log_length` uses `count` keys, `[*B]`, not the buffer's length."""
 
     def by_length(node: Any) -> bool:
         return isinstance(node, LogLength) and node.length is None

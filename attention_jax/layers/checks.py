@@ -1,4 +1,4 @@
-"""Checks of settings at construction, so that errors do not wait for a call."""
+"""Checks of settings at construction, so that errors are raised before the first call."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ def check_settings(**given: Any) -> None:
 
     Raises:
         TypeError: If one is of the wrong kind.
-        ValueError: If one is out of range, or no name that is known.
-        NotImplementedError: If a block size is given to implementations that take none.
+        ValueError: If one is out of range, or an unknown name.
+        NotImplementedError: If a block size is given for implementations without blocks.
     """
     for name, value in given.items():
         if name in ("dtype", "param_dtype"):

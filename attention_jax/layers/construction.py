@@ -1,4 +1,4 @@
-"""What a flavour makes for the bodies: submodules, parameters and states."""
+"""The interface by which a body creates submodules, parameters and states."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,12 +10,12 @@ Draw = Callable[[Array], Array]
 
 
 class Construction:
-    """Makes the parts of one module; each flavour has its own.
+    """Makes the parts of one module; each flavour implements it.
 
-    Sizes are given where they are known. A flavour that learns them from the inputs ignores them.
+    Sizes are given if they are known. A flavour that infers them from the inputs ignores them.
 
     Attributes:
-        given: Has all settings of the module as attributes.
+        given: An object with all settings of the module as attributes.
         names: The names of the settings.
     """
 
@@ -28,12 +28,12 @@ class Construction:
         return {name: getattr(self.given, name) for name in names if name in self.names}
 
     def linear_options(self, *, output: bool = False, **options: Any) -> dict[str, Any]:
-        """The options of every linear layer of the module, unless `options` has another.
+        """The options of the module's linear layers; `options` override them.
 
         Args:
-            output: Whether it is the layer that ends the module, which may have initialisers and
-                metadata of its own.
-            **options: Others.
+            output: Whether it is the module's output layer, which may have separate initialisers
+                and metadata.
+            **options: Overrides.
         """
         found = self.take("dtype", "param_dtype", "precision", "use_bias")
         for name in ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata"):
@@ -50,8 +50,8 @@ class Construction:
     ) -> Any:
         """A linear function of the last `axes` axes, which `Body._linear` calls.
 
-        Its kernel is `[*inputs, *features]`, drawn with the fan of a matrix; without a size the
-        features are those of the call.
+        Its kernel is `[*inputs, *features]`, initialised with the fan of a matrix; without a size
+        the features are those of the call.
         """
         raise NotImplementedError
 
@@ -60,17 +60,17 @@ class Construction:
         raise NotImplementedError
 
     def param(self, name: str, draw: Draw) -> Any:
-        """The parameter that `draw` makes from a key; its array is `parameter[...]`."""
+        """A parameter initialised by `draw(key)`; its array is `parameter[...]`."""
         raise NotImplementedError
 
     def late_param(
         self, name: str, shape: tuple[int, ...] | None, draw: Callable[[Array, Any], Array]
     ) -> None:
-        """The parameter `draw(key, shape)`, for `Body._late`; None is a shape not known yet."""
+        """The parameter `draw(key, shape)`, for `Body._late`; None: the shape is not known yet."""
         raise NotImplementedError
 
     def hash_key(self) -> Any:
-        """The data of a random key that stays, `key[...]`."""
+        """A constant random key; its data are `key[...]`."""
         raise NotImplementedError
 
     def discard(self, *names: str) -> None:
@@ -82,10 +82,10 @@ class Construction:
         raise NotImplementedError
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
-        """The module of this flavour that is made of a body.
+        """The module of this flavour for a body.
 
-        Settings that it shares with the one under construction are passed on by name, unless
-        `options` has others.
+        Settings that it shares with the module under construction are passed by name, unless
+        `options` overrides them.
         """
         raise NotImplementedError
 
@@ -116,5 +116,5 @@ class Construction:
         return self.take(*(name for name in setting_names(body) if name not in given))
 
     def keep(self, name: str, part: Any) -> None:
-        """Makes `part` a submodule under a name that may be that of a setting; see `Body._part`."""
+        """Registers `part` as a submodule; its name may be that of a setting, see `Body._part`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A layer of a decoder."""
+"""The Transformer decoder layer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Extra = TypeVar("Extra")
 
 
 def check_cross_attention(given: Any) -> None:
-    """Checks `cross_attention` and `cross_score` of a layer, a stack or a model."""
+    """Checks the `cross_attention` and `cross_score` of a layer, stack or model."""
     check_choice("cross_attention", given.cross_attention, "attention", "mean")
     check_score(given.cross_score)
     if given.cross_attention == "mean" and given.cross_score is not None:
@@ -38,7 +38,7 @@ def check_cross_attention(given: Any) -> None:
 
 @settings
 class TransformerDecoderLayer(TransformerLayer):
-    """Causal self-attention, attention to a memory, and a network, with residual connections.
+    """Causal self-attention, cross-attention to a memory, and a network, with residual connections.
 
         post-norm:  x = LayerNorm(x + f(x))      for f = self-attention, attention to the memory,
         pre-norm:   x = x + f(LayerNorm(x))      network, in this order
@@ -47,15 +47,15 @@ class TransformerDecoderLayer(TransformerLayer):
 
     Args:
         in_features: D, width of input, memory and output.
-        mask: A mask object or boolean array that holds in every call, for self-attention, besides
-            the causal one.
+        mask: A mask object or boolean array for self-attention in every call, combined with the
+            causal mask.
         cross_score: The score of attention to the memory.
-        cross_attention: "attention", or "mean": the uniform average of the memory's valid states
-            instead, as a baseline (see `MeanAttention`).
+        cross_attention: "attention", or "mean": the uniform average of the memory's valid states,
+            as a baseline (see `MeanAttention`).
 
     Raises:
-        ValueError: If sizes do not fit, a rate lies outside [0, 1), a name is unknown, or a
-            `cross_score` is given to a mean, which has none.
+        ValueError: If sizes do not fit, a rate is outside [0, 1), a name is unknown, or
+            `cross_score` is given with `cross_attention="mean"`.
 
     References:
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.1, §3.2.3.
@@ -95,11 +95,11 @@ class TransformerDecoderLayer(TransformerLayer):
         query_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B T D"]:
-        """The layer.
+        """Applies the layer.
 
         Args:
             memory: `[*B, S, in_features]`.
-            mask: For self-attention, with the causal mask: a mask object or boolean array
+            mask: For self-attention, combined with the causal mask: a mask object or boolean array
                 `[*#B, #N, #T, #T]`, True where a query may attend to a key.
             memory_mask: For attention to the memory, `[*#B, #N, #T, #S]`.
 
@@ -125,7 +125,7 @@ class TransformerDecoderLayer(TransformerLayer):
         query_positions: Any = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B N T S"]]:
-        """The layer, and the weights of its attention to the memory, before dropout.
+        """Applies the layer and returns the weights of cross-attention, before dropout.
 
         Returns:
             The output and `[*B, N, T, S]`; N is 1 for the mean.
@@ -155,7 +155,7 @@ class TransformerDecoderLayer(TransformerLayer):
         query_positions: Any = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T D"], Stats]:
-        """The layer, and the statistics of its attention to the memory.
+        """Applies the layer and returns the statistics of cross-attention.
 
         Returns:
             The output and statistics `[*B, N, T]`; N is 1 for the mean.
@@ -172,11 +172,11 @@ class TransformerDecoderLayer(TransformerLayer):
     def new_cache(
         self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
     ) -> DecoderCache:
-        """A cache without tokens, for `with_cache`, and the projected memory.
+        """An empty cache for `with_cache`, with the projected memory.
 
         Args:
             length: The number of tokens that it can hold.
-            dtype: What keys and values of the tokens are stored in; None is the layer's, or
+            dtype: The storage dtype of the tokens' keys and values; None is the layer's, or
                 float32.
             memory_valid: bool `[*#B, S]`, which states of the memory are real.
         """
@@ -200,15 +200,15 @@ class TransformerDecoderLayer(TransformerLayer):
         deterministic: Flag = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T D"], DecoderCache]:
-        """The layer for the next tokens.
+        """Applies the layer to the next tokens.
 
         Args:
             x: `[*B, T, in_features]`, of the T next tokens.
-            cache: The tokens before, and the memory, from `new_cache`.
+            cache: The previous tokens and the memory, from `new_cache`.
             mask: For self-attention, besides causality; the keys of an array are the cache's slots.
 
         Returns:
-            `[*B, T, in_features]` and the next cache.
+            `[*B, T, in_features]` and the updated cache.
         """
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_batch("x", x, cache.own)
@@ -227,7 +227,7 @@ class TransformerDecoderLayer(TransformerLayer):
         return self._feed_forward(x, *flags), DecoderCache(own, cache.memory)
 
     def _cross_options(self, mask: AnyMask, at: Any, deterministic: Flag, random: Any) -> Any:
-        """The arguments of attention to the memory; a mean has neither positions nor dropout."""
+        """The arguments of cross-attention; a mean has neither positions nor dropout."""
         if isinstance(self._part("cross_attention"), MeanAttention):
             return {"mask": mask}
         at = {} if at is None else {"query_positions": at}
@@ -244,7 +244,7 @@ class TransformerDecoderLayer(TransformerLayer):
         random: Any,
         **call_options: Any,
     ) -> tuple[Array, Extra]:
-        """The layer, with `attend(query, memory, options)` as attention to the memory."""
+        """Applies the layer with `attend(query, memory, options)` as cross-attention."""
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_width("memory", memory, self.in_features, "[*B, S, in_features]")
         x, memory, flags = self._cast(x), self._cast(memory), (deterministic, random)

@@ -1,7 +1,7 @@
-"""From a trained model to sentences: greedy, by beam search, or drawn at random.
+"""Decoding with a trained model: greedy decoding, beam search and sampling.
 
-Every way is one compiled loop over caches: the source is encoded once, a prompt read once, and each
-step computes one token.
+Each is one compiled loop over caches: the source or prompt is encoded once, and each step computes
+one token.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from attention_jax.layers import generation
 from attention_jax.layers.arguments import AnyMask, Source
 from attention_jax.layers.generation import Draw, Task
 
-# What does not fit gets an error of ours; numbers may be traced.
+# The functions check arguments and raise clear errors; numbers may be traced.
 AnyKey = Annotated[Any, PRNGKeyArray]
 AnyId = Annotated[Any, int | None]
 AnyIds = Annotated[Any, int | Sequence[int] | None]
@@ -23,12 +23,12 @@ AnySize = Annotated[Any, int]
 
 
 class Decoder(NamedTuple):
-    """A model of one flavour, as the functions of this file use it.
+    """The interface of a model of one flavour to the functions of this file.
 
     Attributes:
         prompt: Whether the model continues its source.
-        source_vocab: Number of source tokens; None is unknown.
-        target_vocab: Number of target tokens; None is unknown.
+        source_vocab: Number of source tokens; None if unknown.
+        target_vocab: Number of target tokens; None if unknown.
         sentence: `generation.sentence` of the model, compiled.
         beams: `generation.beams` of the model, compiled.
     """
@@ -56,12 +56,12 @@ def greedy_decode(
     source_mask: AnyMask = None,
     pad: AnyId = 0,
 ) -> Int[Array, "*B L"]:
-    """The sentence that takes the likeliest token at each step.
+    """Greedy decoding: takes the most likely token at each step.
 
         y_t = argmax p(y | bos, y_1, …, y_{t-1}, source)
 
-    One compiled loop, compiled once for each model structure, shape and `max_length`; it ends as
-    soon as every sentence has its end. Dropout is left out.
+    One loop, compiled once for each model structure, shape and `max_length`; it stops when every
+    sentence has ended. Dropout is disabled.
 
     Args:
         model: A `Transformer`, or a `TransformerLM` that continues `source`.
@@ -69,12 +69,12 @@ def greedy_decode(
         source: Ids `[*B, S]`: a translation's source, or a language model's prompt.
         bos: The id that begins every sentence, or one for each example `[*B]`; it is not part of
             the result. None for a language model, which continues its prompt.
-        eos: The id that ends a sentence, or a sequence of ids any of which does; it is part of the
-            result. An empty sequence, or None for a language model, is no such id.
-        max_length: L, the most tokens to make, an int: all other numbers may be traced.
+        eos: The id that ends a sentence, or a sequence of alternatives; it is part of the result.
+            An empty sequence, or None for a language model, disables it.
+        max_length: L, the maximum number of tokens, an int; all other numbers may be traced.
         source_mask: Which source tokens are real: a boolean array `[*B, S]`, or, for a
             `Transformer`, a mask object. A prompt may be padded on either side.
-        pad: What follows the end of a sentence; any integer.
+        pad: The id after the end of a sentence; any integer.
 
     Returns:
         Ids `[*B, max_length]`, int32.
@@ -82,8 +82,7 @@ def greedy_decode(
     Raises:
         TypeError: If an id is not an integer, or `max_length` is traced.
         ValueError: If `max_length` is not positive, `bos` or `eos` does not suit the model, or
-            `bos`, `eos` or an id of the source is known and lies outside the vocabulary; what
-            `source_mask` hides may.
+            `bos`, `eos` or an unmasked id of the source is known to be outside the vocabulary.
     """
     task = model.task(source, source_mask, max_length, bos=bos, eos=eos, pad=pad)
     return model.sentence(task, None)
@@ -103,24 +102,24 @@ def sample_decode(
     source_mask: AnyMask = None,
     pad: AnyId = 0,
 ) -> Int[Array, "*B L"]:
-    """Sentences drawn token by token from the model's own probabilities, or a part of them.
+    """Sampling: draws each token from the model's probabilities, optionally truncated.
 
         y_t ~ softmax(logits_t / temperature), among the top k, among the top p of those
 
     Args:
         key: A PRNG key; equal keys give equal sentences.
-        temperature: Positive; above 1 is more varied, below 1 less. A traced one that is not
-            positive takes the likeliest token.
-        top_k: How many of the likeliest tokens may be drawn; None is all. A traced one below 1 is
-            1.
-        top_p: In (0, 1]: the likeliest tokens are kept until their probabilities sum to it; None is
-            all. A traced one that is not positive keeps the likeliest token.
+        temperature: Positive; above 1 is more varied, below 1 less. A traced value that is not
+            positive takes the most likely token.
+        top_k: The number of most likely tokens to draw from; None is all. A traced value below 1
+            counts as 1.
+        top_p: In (0, 1]: keeps the most likely tokens until their probabilities sum to it; None is
+            all. A traced value that is not positive keeps the most likely token.
 
     Returns:
         Ids `[*B, max_length]`, int32.
 
     Raises:
-        TypeError: If `key` is none, an option is not a number, or as in `greedy_decode`.
+        TypeError: If `key` is not a key, an option is not a number, or as in `greedy_decode`.
         ValueError: If an option is known and out of range, or as in `greedy_decode`.
 
     References:
@@ -145,16 +144,16 @@ def beam_decode(
     source_mask: AnyMask = None,
     pad: AnyId = 0,
 ) -> tuple[Int[Array, "*B M L"], Float[Array, "*B M"]]:
-    """The likeliest sentences that a beam search finds.
+    """Beam search: the most likely sentences found.
 
         score(y) = log p(y | source) / ((5 + |y|) / 6)^length_penalty
 
-    The search ends once no live beam can overtake the worst of the `num_beams` that have ended.
+    The search stops when no live beam can exceed the lowest score of `num_beams` ended sentences.
 
     Args:
         num_beams: M, the number of beams, an int.
-        length_penalty: 0 leaves log-probabilities alone; larger values favour longer sentences. The
-            scores of a traced one that is negative are NaN.
+        length_penalty: 0 ranks by log-probability; larger values favour longer sentences. A traced
+            value that is negative gives NaN scores.
 
     Returns:
         Ids `[*B, num_beams, max_length]`, the best first, and their scores `[*B, num_beams]`.

@@ -1,7 +1,7 @@
-"""Docstrings of layers, completed: an argument is described once and wherever it is taken.
+"""Completion of the layers' docstrings, so that each argument is described once in the source.
 
-A method that takes an argument as its class's `__call__` does leaves its description out, and a
-layer that takes one as its base does leaves it out too.
+A method omits the description of an argument that its class's `__call__` has, and a layer omits
+that of an argument that its base has.
 """
 
 import inspect
@@ -24,7 +24,7 @@ def sections(docstring: str | None) -> dict[str, str]:
 
 
 def entries(text: str) -> Entries:
-    """The descriptions in a section of arguments, by name; each is its lines as they stand."""
+    """The descriptions in a section of arguments, by name, with unchanged line breaks."""
     parts = re.split(r"^(\*{0,2}\w+): ", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -37,14 +37,13 @@ def arguments(docstring: str | None) -> Entries:
 def completed(
     docstring: str | None, names: Iterable[str], known: Mapping[str, str], extra: str | None = None
 ) -> str:
-    """A docstring with every argument that is described anywhere.
+    """Adds the missing descriptions of arguments to a docstring.
 
     Args:
-        docstring: The docstring as it is written.
+        docstring: The docstring in the source.
         names: The arguments, in order.
-        known: Descriptions of arguments that it leaves out.
-        extra: A second docstring, whose sections follow: what a flavour adds to a body's, but for
-            its first line.
+        known: Descriptions of arguments that it omits.
+        extra: A flavour's docstring, whose sections follow the body's; its first line is dropped.
 
     Returns:
         The docstring, dedented.

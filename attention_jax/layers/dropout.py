@@ -1,4 +1,4 @@
-"""Dropout in training: whether there is any, and with which key."""
+"""Dropout in training: when it applies, and which key it uses."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ Out = TypeVar("Out")
 
 
 class DroppingLayer(Body):
-    """A layer that drops something out in training."""
+    """A layer with dropout in training."""
 
     deterministic: Flag
 
@@ -40,7 +40,7 @@ class DroppingLayer(Body):
         def drop() -> Out:
             if key is not None:
                 return dropped(key)
-            # The traced flag turned out to be False without a key: the error shows in the values.
+            # The traced flag is False at run time and there is no key: the result is NaN.
             shapes = jax.eval_shape(plain)
             return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
 
@@ -53,8 +53,8 @@ class Dropout(DroppingLayer):
 
     Args:
         rate: The probability that an entry is dropped, in [0, 1).
-        layer: The name of the layer it belongs to, for error messages.
-        deterministic: Whether to return x itself, unless the call says otherwise.
+        layer: The name of the layer that contains it, for error messages.
+        deterministic: Whether to return x unchanged; a call's flag overrides it.
     """
 
     rate: float | int

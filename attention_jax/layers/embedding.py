@@ -1,4 +1,4 @@
-"""Absolute positions, added to the embeddings of tokens."""
+"""Absolute position embeddings."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from attention_jax.layers.position_recipes import AnyPositions
 
 @settings
 class AbsolutePositions(Body):
-    """What is added to the embeddings `[*B, T, D]`: sinusoidal, learned, or nothing.
+    """Adds absolute position embeddings to `[*B, T, D]`: sinusoidal, learned, or none.
 
     Args:
         kind: "sinusoidal", "learned" or "none".
@@ -39,7 +39,7 @@ class AbsolutePositions(Body):
         self.table = make.param("table", draw) if learned else None
 
     def __call__(self, x: Array, at: Any) -> Array:
-        """`x` with its positions added.
+        """Adds the position embeddings to `x`.
 
         Args:
             x: `[*B, T, D]`.
@@ -63,7 +63,7 @@ class AbsolutePositions(Body):
 
 
 def check_length(length: int, max_length: int | None) -> None:
-    """Raises a ValueError where there are fewer learned positions; None is no such limit."""
+    """Raises a ValueError if there are fewer learned positions; None: no limit."""
     if max_length is not None and length > max_length:
         raise ValueError(
             f"a sequence of {length} tokens is longer than the learned positions: "
@@ -72,7 +72,7 @@ def check_length(length: int, max_length: int | None) -> None:
 
 
 def absolute(given: AnyPositions, max_length: int | None) -> tuple[str, AnyPositions]:
-    """What a model's `positions` mean for embeddings, and what is left for attention.
+    """Splits a model's `positions` into the kind of its embeddings and the scheme of attention.
 
     Raises:
         ValueError: If learned positions come without `max_length`, or others with it.

@@ -1,4 +1,4 @@
-"""A layer of an encoder."""
+"""The Transformer encoder layer."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class TransformerEncoderLayer(TransformerLayer):
         query_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B S D"]:
-        """The layer.
+        """Applies the layer.
 
         Args:
             x: `[*B, S, in_features]`.
@@ -63,8 +63,8 @@ class TransformerEncoderLayer(TransformerLayer):
         Args:
             batch: `*B`.
             length: The number of tokens that it can hold.
-            dtype: What keys and values are stored in; None is the layer's, or float32.
-            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
+            dtype: The storage dtype of keys and values; None is the layer's, or float32.
+            rolling: Whether it keeps only the latest tokens, as in `MultiHeadAttention.new_cache`.
         """
         attention = self._unbound("self_attention", self._build_self_attention)
         return attention.new_cache(batch, length, dtype=dtype, rolling=rolling)
@@ -79,15 +79,15 @@ class TransformerEncoderLayer(TransformerLayer):
         deterministic: Flag = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T D"], KVCache]:
-        """The layer for the next tokens, causal: a layer of a decoder-only model.
+        """Applies the layer causally to the next tokens: a layer of a decoder-only model.
 
         Args:
             x: `[*B, T, in_features]`, of the T next tokens.
-            cache: The tokens before, from `new_cache`.
+            cache: The previous tokens, from `new_cache`.
             mask: Besides causality; the keys of an array are the cache's slots.
 
         Returns:
-            `[*B, T, in_features]` and the next cache.
+            `[*B, T, in_features]` and the updated cache.
         """
         check_width("x", x, self.in_features, "[*B, T, in_features]")
         check_batch("x", x, cache)

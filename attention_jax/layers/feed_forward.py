@@ -1,4 +1,4 @@
-"""The position-wise network of a Transformer layer."""
+"""The position-wise feed-forward network of a Transformer layer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Activation = Callable[[Array], Array]
 
 @settings
 class FeedForward(LinearSettings):
-    """The position-wise network, `y = W_2 f(W_1 x + b_1) + b_2`.
+    """Position-wise feed-forward network, `y = W_2 f(W_1 x + b_1) + b_2`.
 
     Args:
         in_features: D, width of input and output.
@@ -45,7 +45,7 @@ class FeedForward(LinearSettings):
         self.out = make.dense(self.mlp_features, self.in_features, output=True)
 
     def __call__(self, x: Features) -> Float[Array, "*B T D"]:
-        """The network at every position.
+        """Applies the network to every position.
 
         Args:
             x: `[*B, T, in_features]`.

@@ -1,4 +1,4 @@
-"""Functions of a model that are written once, in the form of each flavour."""
+"""Adapts functions of a model, written once, to each flavour."""
 
 import inspect
 from collections.abc import Callable
@@ -12,13 +12,13 @@ Out = TypeVar("Out")
 def for_flavour(
     function: Callable[..., Out], make: Callable[..., Any], extra: str = "", base: Any = None
 ) -> Callable[..., Out]:
-    """A flavour's form of a function whose first argument stands for a model of any flavour.
+    """A flavour's version of a function whose first argument represents a model of any flavour.
 
     Args:
         function: The function.
         make: Makes its first argument; the parameters of `make` replace it.
-        extra: A docstring with what the flavour adds.
-        base: A function whose docstring describes arguments that this one has too.
+        extra: A docstring with the flavour's additions.
+        base: A function whose docstring describes the shared arguments.
     """
     known = docstrings.arguments((base or function).__doc__)
     own = inspect.signature(make).parameters

@@ -1,4 +1,4 @@
-"""Several projections of one input in one matrix product, their parameters left as they are."""
+"""Fused projections: one matrix product for several projections of one input."""
 
 import math
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ def fused_product(
     dtype: Any,
     precision: Any,
 ) -> Array:
-    """`[x W_1 + b_1; x W_2 + b_2; …]` from one product with all the kernels side by side.
+    """`[x W_1 + b_1; x W_2 + b_2; …]` from one product with the concatenated kernels.
 
     Args:
         x: `[..., D]`.
         kernels: `[D, heads, depth]` each.
         biases: `[heads, depth]` each, or all of them None.
-        dtype: Dtype of the product; None is that of the arrays together.
+        dtype: Dtype of the product; None: the arrays' result type.
         precision: As in `jax.lax.Precision`.
 
     Returns:
-        `[..., Σ heads·depth]`, which `split_parts` takes apart.
+        `[..., Σ heads·depth]`, for `split_parts`.
     """
     present = [b for b in biases if b is not None]
     dtype = promote(*(a.dtype for a in (x, *kernels, *present))) if dtype is None else dtype
@@ -44,14 +44,14 @@ def fused_product(
 
 
 class Projected(NamedTuple):
-    """The output `y` of a projection for the input `x` that was computed beside those of others."""
+    """The output `y` of one projection of the input `x`, from a fused product."""
 
     x: Array
     y: Array
 
 
 def split_parts(joined: Array, heads: Sequence[tuple[int, ...]]) -> list[Array]:
-    """The parts of `[..., Σ heads·depth]`, each with the last axes `(heads, depth)` of its own."""
+    """Splits `[..., Σ heads·depth]` into parts `[..., heads, depth]`."""
     ends = np.cumsum([math.prod(shape) for shape in heads])[:-1].tolist()
     parts = jnp.split(joined, ends, axis=-1)
     return [p.reshape(*p.shape[:-1], *shape) for p, shape in zip(parts, heads, strict=True)]

@@ -1,7 +1,7 @@
 """Generation of sequences by a trained model of either flavour.
 
-The source is encoded once, a prompt read once, and each step computes one token over a cache. A
-model is known here by `call_model(method, *arguments, **options)`, which calls one of its methods.
+The source or prompt is encoded once, and each step computes one token over a cache. A model is
+represented by `call_model(method, *arguments, **options)`, which calls one of its methods.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ CallModel = Callable[..., Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn: a key, and what `sampling.sampler` takes.
+    """The options of sampling: a key, and the arguments of `sampling.sampler`.
 
-    A known `top_k` is static, because a few of many tokens are found faster than their order is.
+    A known `top_k` is static, because selecting a few tokens is faster than sorting all of them.
     """
 
     key: Any
@@ -49,16 +49,16 @@ class Draw:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is to be made, checked; a pytree, so that one compiled loop serves all of a kind.
+    """The checked arguments of a generation; a pytree, so that calls share compiled code.
 
     Attributes:
         source: Ids `[*B, S]`: a translation's source, or a prompt.
-        mask: Which of them are real: a boolean array `[*B, S]`, or a mask of keys.
+        mask: Which ids are real: a boolean array `[*B, S]`, or a mask of keys.
         bos: The id that begins a sentence, a scalar or `[*B]`; -1 for a prompt.
         eos: Ids `[E]`, each of which ends a sentence.
-        pad: What follows the end.
+        pad: The id after the end.
         prompt: Whether the model continues `source`.
-        length: The most tokens to make.
+        length: The maximum number of tokens.
     """
 
     source: Any
@@ -86,9 +86,8 @@ def task(
 
     Raises:
         TypeError: If an id is not an integer, or a prompt's mask is not an array.
-        ValueError: If something does not fit, `bos` or `eos` does not suit the model, or `bos`,
-            `eos` or an id of the source is known and lies outside the vocabulary; a source's id
-            that the mask hides may.
+        ValueError: If shapes do not fit, `bos` or `eos` does not suit the model, or `bos`, `eos` or
+            an unmasked id of the source is known to be outside the vocabulary.
     """
     _check_size("max_length", length)
     check_tokens("source", source)
@@ -110,7 +109,7 @@ def task(
         raise ValueError("a Transformer's sentences need a bos and an eos")
     bos = jnp.int32(-1) if bos is None else token_ids("bos", bos, target_vocab)
     eos = token_ids("eos", () if eos is None else eos, target_vocab)
-    pad = token_ids("pad", pad, None)  # not a token of the model's: it is never embedded
+    pad = token_ids("pad", pad, None)  # never embedded, so any integer is valid
     batch = np.shape(source)[:-1]
     for name, ids, shapes, words in (
         ("bos", bos, ((), batch), f"one id, or one for each example {list(batch)}"),
@@ -126,10 +125,10 @@ def task(
 
 
 def draw(key: Any, temperature: Any, top_k: Any, top_p: Any) -> Draw:
-    """How tokens are drawn, checked.
+    """Checks the options of sampling.
 
     Raises:
-        TypeError: If the key is none, or an option is not a number.
+        TypeError: If the key is not a key, or an option is not a number.
         ValueError: If an option is known and out of range.
     """
     check_key("key", key)
@@ -153,11 +152,11 @@ def draw(key: Any, temperature: Any, top_k: Any, top_p: Any) -> Draw:
 
 
 def check_beams(num_beams: Any, length_penalty: Any) -> Array:
-    """The length penalty, checked as the number of beams is.
+    """Checks the number of beams and returns the length penalty.
 
     Raises:
-        TypeError: If one is not a number.
-        ValueError: If one is known and out of range.
+        TypeError: If an option is not a number.
+        ValueError: If an option is known and out of range.
     """
     _check_size("num_beams", num_beams)
     length_penalty = _number("length_penalty", length_penalty)
@@ -176,7 +175,7 @@ def _check_size(name: str, value: Any) -> None:
 
 
 def _number(name: str, x: Any) -> Any:
-    """One real number: a float where it is known, else a traced scalar."""
+    """A real scalar: a float if it is concrete, else a traced scalar."""
     plain = isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
     dtype = getattr(x, "dtype", None)
     real = dtype is not None and (
@@ -192,7 +191,7 @@ def _shown(x: Any) -> str:
 
 
 def sentence(call_model: CallModel, task: Task, draw: Draw | None) -> Array:
-    """The sentence of the likeliest tokens, or of drawn ones: ids `[*B, length]`."""
+    """Greedy decoding or sampling: ids `[*B, length]`."""
     choose = likeliest
     if draw is not None:
         top_k = draw.traced_top_k if draw.top_k is None else draw.top_k
@@ -204,7 +203,7 @@ def sentence(call_model: CallModel, task: Task, draw: Draw | None) -> Array:
 def beams(
     call_model: CallModel, task: Task, num_beams: int, length_penalty: Array
 ) -> tuple[Array, Array]:
-    """The likeliest sentences of a beam search, `[*B, M, length]`, and their scores `[*B, M]`."""
+    """Beam search: sentences `[*B, M, length]` and their scores `[*B, M]`."""
     step, first, begun = _begin(call_model, task)
 
     def move(state: Any, order: Array) -> Any:
@@ -223,11 +222,11 @@ def beams(
 
 
 def _begin(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
-    """One step of the model, the token before the first one to make, and the state before it."""
+    """The model's step function, the token before the first generated one, the initial state."""
     if task.prompt:
         return _after_prompt(call_model, task)
     memory = call_model("encode", task.source, task.mask, deterministic=True)
-    # As a mask of keys, which holds for beams in front of the batch too.
+    # As a mask of keys, which also broadcasts over beams before the batch.
     seen = token_mask("source_mask", task.mask, task.source.shape)
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
@@ -240,7 +239,7 @@ def _begin(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
 
 
 def _after_prompt(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
-    """The prompt is read but for its last token, with which the loop begins."""
+    """Caches the prompt except its last token, which is the loop's first input."""
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
         logits, state = call_model("with_cache", token[..., None], state, deterministic=True)
@@ -248,8 +247,8 @@ def _after_prompt(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
 
     prompt, valid = task.source, None
     if task.mask is not None:
-        real = jnp.asarray(task.mask)  # an array, as it is checked to be
-        # Padding moves to the left, so that every prompt ends in the last column.
+        real = jnp.asarray(task.mask)  # checked to be an array
+        # Moves padding to the left, so that every prompt ends in the last column.
         order = jnp.argsort(real, axis=-1, stable=True)
         prompt = jnp.take_along_axis(prompt, order, axis=-1)
         valid = jnp.take_along_axis(real, order, axis=-1)[..., :-1]

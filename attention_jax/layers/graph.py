@@ -43,7 +43,7 @@ class GraphAttention(AttentionLayer):
         kernel_init: Initialiser of the kernels and of v.
         bias_init: Initialiser of the output's bias.
         use_bias: Whether the output has a bias.
-        mask: A mask object or boolean array that holds in every call, besides the neighbours.
+        mask: A mask object or boolean array for every call, combined with the neighbours.
 
     Raises:
         ValueError: If a size is not positive, the rate lies outside [0, 1), or a name is unknown.

@@ -1,4 +1,4 @@
-"""What graph attention is made of, whichever flavour it comes in."""
+"""The score and mask of graph attention."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class LeakyRelu:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GraphScore(ScoreRecipe):
-    """`v_n · LeakyReLU(q + k)`, of queries and keys that are projected already."""
+    """The score `v_n · LeakyReLU(q + k)` of projected queries and keys."""
 
     slope: float = 0.2
 
@@ -46,12 +46,12 @@ class GraphScore(ScoreRecipe):
 
 
 def neighbours(adjacency: AnyMask, rank: int, self_loops: bool) -> Mask | None:
-    """The mask of an adjacency.
+    """Converts an adjacency matrix to a mask.
 
     Args:
         adjacency: A mask object; a boolean array `[T, T]`, `[*B, T, T]` or `[*B, #N, T, T]`; or
-            None for everyone.
-        rank: How many axes the nodes `[*B, T, D]` have.
+            None: all nodes are neighbours.
+        rank: The number of axes of the nodes `[*B, T, D]`.
         self_loops: Whether every node is a neighbour of itself.
 
     Raises:

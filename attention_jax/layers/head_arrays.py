@@ -3,7 +3,7 @@
     out = Σ_{n kept} P_n (x W_n^value) W_n^out
 
 The arrays are those of one layer, by part and name: `query`, `key` and `value` with kernels
-`[D, heads, depth]`, `out` with `[N, V, D]`; a score and a bias have their own.
+`[D, heads, depth]`, `out` with `[N, V, D]`, and those of a score and a bias.
 """
 
 import itertools
@@ -22,11 +22,11 @@ Arrays = dict[str, dict[str, Any]]
 
 
 class Plan(NamedTuple):
-    """Which heads stay.
+    """The heads to keep.
 
     Attributes:
-        kept: the query heads, in order.
-        kv: for each new key/value head, the old one.
+        kept: The query heads, in order.
+        kv: For each new key/value head, the index of the old one.
     """
 
     kept: tuple[int, ...]
@@ -36,13 +36,13 @@ class Plan(NamedTuple):
 def make_plan(
     num_heads: int, num_kv_heads: int, pruned: Sequence[int], *, apart: bool = False
 ) -> Plan:
-    """The heads that stay when `pruned` go.
+    """The heads to keep when `pruned` are removed.
 
-    Key/value heads go with the last query head that uses them. Where what is left of the groups is
-    no longer of one size, or `apart` is set, every query head gets a key/value head of its own.
+    A key/value head is removed with the last query head that uses it. If the remaining groups
+    differ in size, or `apart` is set, every query head gets a separate key/value head.
 
     Raises:
-        ValueError: a head that is not there, or no head left.
+        ValueError: If a head does not exist, or no head would remain.
     """
     wrong = [n for n in pruned if not 0 <= n < num_heads]
     if wrong:
@@ -65,10 +65,10 @@ def make_plans(
     *,
     apart: bool = False,
 ) -> list[Plan]:
-    """A plan for each layer; those of scanned layers leave as many heads in every one.
+    """A plan for each layer; scanned layers must keep equally many heads.
 
     Raises:
-        ValueError: as `make_plan`; scanned layers that would differ.
+        ValueError: As in `make_plan`, or if scanned layers would keep different numbers of heads.
     """
     plans = [make_plan(num_heads, num_kv_heads, x, apart=apart) for x in pruned]
     if len({len(plan.kept) for plan in plans}) > 1:
@@ -83,10 +83,10 @@ def make_plans(
 
 
 def check_linear(path: str, parts: Mapping[str, Iterable[str]]) -> None:
-    """Checks that the projections of an attention are linear layers, by the names of their arrays.
+    """Checks by array names that the projections of an attention are linear layers.
 
     Raises:
-        NotImplementedError: If one has other arrays than a kernel and a bias, as an adapter has.
+        NotImplementedError: If one has arrays other than a kernel and a bias, as adapters have.
     """
     for part, names in parts.items():
         if "kernel" not in names or set(names) - {"kernel", "bias"}:
@@ -97,7 +97,7 @@ def check_linear(path: str, parts: Mapping[str, Iterable[str]]) -> None:
 
 
 def prune_projections(arrays: Mapping[str, Mapping[str, Any]], plan: Plan) -> Arrays:
-    """The projections of the heads that stay; other parts are left out."""
+    """The projections of the kept heads, without other parts."""
     new: Arrays = {}
     for part, heads in (("query", plan.kept), ("key", plan.kv), ("value", plan.kv)):
         index = np.asarray(heads)
@@ -117,16 +117,16 @@ def prune_term(
     kept: Sequence[int],
     depth: int,
 ) -> dict[str, Any] | None:
-    """The parameters of a score or bias that stay, None where slicing them will not do.
+    """The parameters of a score or bias for the kept heads; None if they cannot be sliced.
 
-    A term does not declare which of its arrays have an entry for each head. So slicing is tried:
-    scores of random queries and keys must be those of the heads that stay.
+    A term does not declare which of its arrays have a head axis. Slicing is therefore verified:
+    the scores of random queries and keys must be those of the kept heads.
 
     Args:
-        build: makes the term from its arrays by name, for so many heads.
-        values: the arrays by name.
+        build: Makes the term from its arrays by name, for a number of heads.
+        values: The arrays by name.
         num_heads: N.
-        kept: the heads that stay.
+        kept: The kept heads.
         depth: H.
     """
     values = {name: jnp.asarray(x) for name, x in values.items()}
@@ -155,11 +155,11 @@ def _scores(term: Term | None, query: np.ndarray, key: np.ndarray) -> np.ndarray
 
 
 def clusters(similarity: Any, threshold: float) -> list[list[int]]:
-    """Heads that are alike, each group led by its first: all are like the leader.
+    """Groups of similar heads; every member is similar to the first head of its group.
 
     Args:
-        similarity: `[N, N]`, or `[*B, N, N]`, whose mean is taken.
-        threshold: from which similarity on two heads are alike.
+        similarity: `[N, N]`, or `[*B, N, N]`, which is averaged.
+        threshold: The minimal similarity of two heads in a group.
     """
     similar = np.asarray(similarity, np.float64)
     similar = similar.reshape(-1, *similar.shape[-2:]).mean(0)
@@ -177,10 +177,10 @@ def clusters(similarity: Any, threshold: float) -> list[list[int]]:
 def merge_projections(
     arrays: Mapping[str, Mapping[str, Any]], groups: Sequence[Sequence[int]], plan: Plan
 ) -> Arrays:
-    """The projections where the first head of each group replaces the group.
+    """The projections in which the first head of each group replaces the group.
 
-    What a group adds to the output is `P Σ_n [W_n^value; b_n^value] W_n^out`, were its maps the
-    leader's: the best matrix of that rank takes the sum's place (its singular value decomposition).
+    With equal maps P a group adds `P Σ_n [W_n^value; b_n^value] W_n^out` to the output: the sum is
+    replaced by its best approximation of one head's rank (singular value decomposition).
     """
     new = prune_projections(arrays, plan)
     group_size = arrays["query"]["kernel"].shape[-2] // arrays["value"]["kernel"].shape[-2]
@@ -206,7 +206,7 @@ def merge_projections(
 
 
 def _factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """`left [rows, rank] · right [rank, columns]`, the closest to the matrix of that rank."""
+    """`left [rows, rank] · right [rank, columns]`, the best approximation of the matrix."""
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     root = np.sqrt(sizes[:rank])
     missing = max(0, rank - len(root))

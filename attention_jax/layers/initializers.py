@@ -1,7 +1,7 @@
-"""Initialisers from the articles, for `kernel_init` of any module.
+"""Initialisers from the literature, for `kernel_init` of any module.
 
-A module hands an initialiser the flat matrix `[inputs, outputs]` of a projection, whatever shape
-its kernel has, so that fans are those of the matrix.
+A module passes an initialiser the shape of a projection's flat matrix `[inputs, outputs]`,
+independent of its kernel's shape, so that fans are those of the matrix.
 """
 
 import math
@@ -15,7 +15,7 @@ from attention_jax.layers.recipes import Initializer
 def xavier_init() -> Initializer:
     """Xavier's uniform initialiser, `W ~ U(−a, a)` with `a = √(6 / (inputs + outputs))`.
 
-    What the original Transformer's code uses for its kernels.
+    The original Transformer's code uses it for its kernels.
 
     Returns:
         An initialiser.
@@ -30,9 +30,9 @@ def xavier_init() -> Initializer:
 def small_init(features: int, num_layers: int | None = None) -> Initializer:
     """A small normal initialiser, `W ~ N(0, 2 / (5 D))`, for every matrix of a model of width D.
 
-    Xavier's variance of the network's matrices, D to 4·D, taken for all of them. With `num_layers`
-    the variance is divided by 2·L as well, as GPT-2 does for matrices that end a residual branch:
-    give that one as `out_kernel_init`.
+    Xavier's variance of the network's matrices, D to 4·D, is used for all matrices. With
+    `num_layers` the variance is also divided by 2·L, as in GPT-2 for matrices that end a residual
+    branch: pass that initialiser as `out_kernel_init`.
 
     Args:
         features: D, the model's width.

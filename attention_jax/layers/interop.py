@@ -1,8 +1,8 @@
-"""The function that Flax's own attention modules take as `attention_fn`.
+"""The function that Flax's attention modules take as `attention_fn`.
 
-Flax's `MultiHeadAttention` projects, caches and drops out by its own rules, and leaves the
-attention itself to a callable. Its arguments become one request to the engine here; the flavours
-add those that only one of them passes.
+Flax's `MultiHeadAttention` projects, caches and applies dropout, and calls a function for the
+attention. This file converts its arguments to a call of `attend`; the flavours add the arguments
+that only one of them passes.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ from attention_jax.scores.score import Sum
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class AttentionFn:
-    """What `attention_fn` makes: a callable that is equal to another with equal options.
+    """The callable that `attention_fn` returns; two with equal options are equal.
 
-    It is no pytree, so that a module may hold it as a plain attribute: its arrays are constants.
+    It is not a pytree, so that a module may hold it as a plain attribute: its arrays are constants.
     """
 
     score: Score | None
@@ -76,7 +76,7 @@ class AttentionFn:
         force_fp32_for_softmax: bool,
         sow: Callable[[Array], Any] | None,
     ) -> Array:
-        """One call of the engine.
+        """Calls `attend`.
 
         Args:
             query: `[*B, T, N, H]`.
@@ -85,15 +85,15 @@ class AttentionFn:
             bias: Added to the scores: an array `[*#B, #N, #T, #S]` or a bias object.
             mask: A mask object or an array `[*#B, #N, #T, #S]`, boolean or of 0 and 1.
             broadcast_dropout: One dropout mask `[T, S]` for all batch entries and heads.
-            dropout_rng: A PRNG key, needed with a rate unless `deterministic`.
+            dropout_rng: A PRNG key, required with a positive rate unless `deterministic`.
             dropout_rate: Probability that a weight is dropped, in [0, 1).
-            deterministic: Whether to leave dropout out.
-            dtype: Dtype of inputs and output; None is the inputs' common one.
+            deterministic: Whether to disable dropout.
+            dtype: Dtype of inputs and output; None: the inputs' common dtype.
             precision: As in `jax.lax.Precision`.
             is_causal: Whether query t attends to keys 0..t only, besides the mask.
-            force_fp32_for_softmax: Whether sown weights are float32 at least, not of the common
-                dtype. The softmax is in any case.
-            sow: Receives the weights, before dropout; None forms no weights.
+            force_fp32_for_softmax: Whether sown weights are at least float32 instead of the common
+                dtype. The softmax always is.
+            sow: Receives the weights, before dropout; None: weights are not computed.
         """
         arrays = {"query": query, "key": key, "value": value}
         for name, x in arrays.items():
@@ -157,37 +157,36 @@ def attention_fn(
     implementation: Any = None,
     block_size: int | tuple[int, int] | None = None,
 ) -> AttentionFn:
-    """Our attention as the `attention_fn` of Flax's own modules.
+    """This library's attention as the `attention_fn` of Flax's modules.
 
         out_t = Σ_s softmax_s( score(q_t, k_s) + bias(t, s) where mask(t, s) ) · v_s
 
     Flax's module keeps its projections, parameters, cache and dropout rules; every mask, bias, flag
-    and key that it passes is honoured. Masks made by Flax's helpers, which hold 0.0 and 1.0, become
-    boolean; other numbers are an error, and NaN in the output under tracing, where they are not
-    known. A query without visible keys gets 0.
+    and key that it passes is used. Masks made by Flax's helpers, which hold 0.0 and 1.0, become
+    boolean; other numbers are an error, or NaN in the output if the mask is traced. The output of a
+    query without visible keys is 0.
 
-    In a step of Flax's cached decoding (one query, and the mask of the keys that are written) the
-    query has the position of the last key that this mask shows. `is_causal`, masks and biases use
-    that position, `causal(align="end")` is `causal()`, and `log_length` counts the keys up to
-    there: the step gives the last row of a full pass over the tokens so far.
+    In a step of Flax's cached decoding (one query, and the mask of the written keys) the query has
+    the position of the last visible key. `is_causal`, masks and biases use that position,
+    `causal(align="end")` is `causal()`, and `log_length` counts the keys up to it: the step equals
+    the last row of a full pass over the tokens so far.
 
     Args:
         score: A score object, or a name or recipe without parameters ("dot", "scaled_dot"); None is
             the scaled dot product. Arrays in it are constants: no optimizer updates them. For a
-            score that trains use this library's `MultiHeadAttention`.
-        mask: A mask object or boolean array that holds in every call, besides the call's own.
-        bias: A bias object or array added in every call, besides the call's own.
+            trainable score use this library's `MultiHeadAttention`.
+        mask: A mask object or boolean array for every call, combined with the call's mask.
+        bias: A bias object or array added in every call, in addition to the call's bias.
         implementation: As in `attention_jax.attend`.
         block_size: As in `attention_jax.attend`.
 
     Returns:
-        A callable; two with equal options are equal, so that code compiled for one serves the
-        other.
+        A callable; two with equal options are equal, so that they share compiled code.
 
     Raises:
         TypeError: If an option is of the wrong kind, such as a mask that is not boolean, or Flax
-            was given `attention_fn` itself and not what it returns.
-        ValueError: If the score has parameters to make, or there is no such kernel.
+            was given `attention_fn` itself instead of its result.
+        ValueError: If the score has parameters to initialise, or there is no such kernel.
     """
     if score is not None and not isinstance(score, Score):
         recipe = recipes.recipe(score)
@@ -210,9 +209,9 @@ def attention_fn(
 
 
 def factory(kind: Callable[..., AttentionFn], extra: str) -> Callable[..., AttentionFn]:
-    """A flavour's form of `attention_fn`.
+    """A flavour's version of `attention_fn`.
 
-    It raises an error of its own where the call was forgotten: Flax then calls the factory with
+    It raises a specific error if it was passed to Flax uncalled: Flax then calls the factory with
     queries, keys and values.
     """
     make = for_flavour(attention_fn, lambda: kind, extra)
@@ -231,18 +230,17 @@ def factory(kind: Callable[..., AttentionFn], extra: str) -> Callable[..., Atten
 
 
 def boolean(mask: Any) -> tuple[Any, Array | None]:
-    """The mask that Flax's helpers mean: they write True and False as 1.0 and 0.0.
+    """Converts a mask of Flax's helpers, which write True and False as 1.0 and 0.0.
 
     Args:
         mask: A mask object, a boolean array, or an array of numbers that are all 0 or 1; or None.
 
     Returns:
-        A mask object or boolean array, and whether the numbers were 0 and 1 where that is not known
-        before the values are: under tracing.
+        A mask object or boolean array, and, under tracing, whether the numbers are 0 and 1.
 
     Raises:
-        TypeError: If it is no array.
-        ValueError: If a number that is known is neither 0 nor 1.
+        TypeError: If it is not an array.
+        ValueError: If a concrete number is neither 0 nor 1.
     """
     if mask is None or isinstance(mask, Mask):
         return mask, None
@@ -262,14 +260,14 @@ def boolean(mask: Any) -> tuple[Any, Array | None]:
 
 
 def _nan_unless(x: Array, valid: Array | None) -> Array:
-    """`x`, or NaN where the mask is not valid."""
+    """`x`, or NaN if the mask is not valid."""
     return x if valid is None else jnp.where(valid, x, jnp.nan)
 
 
 def _step_position(mask: Any, layout: Layout) -> Array | None:
-    """The position of the query in a step of Flax's cached decoding: that of the last visible key.
+    """The query's position in a step of Flax's cached decoding: that of the last visible key.
 
-    Such a step has one query, many keys and a mask of the unwritten ones, and no positions. Masks
+    Such a step has one query, several keys and a mask of the written ones, but no positions. Masks
     and biases by position and scores that count keys need one. None for every other call.
     """
     if mask is None or isinstance(mask, Mask) or layout.T != 1 or layout.S < 2:
@@ -284,14 +282,14 @@ def _step_position(mask: Any, layout: Layout) -> Array | None:
 
 
 def _total(settled: Term | None, called: AnyBias) -> Any:
-    """The bias of the options and that of the call, added."""
+    """The sum of the biases of the options and of the call."""
     if settled is None or called is None:
         return called if settled is None else settled
     return Sum(settled, called if isinstance(called, Term) else ArrayBias(as_array("bias", called)))
 
 
 def _one_precision(precision: Any) -> Any:
-    """Flax takes a pair, one for each operand; the engine has one."""
+    """Converts Flax's pair of precisions, one for each operand, to one for both."""
     if not isinstance(precision, tuple):
         return precision
     if len(set(precision)) != 1:

@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: from tokens to logits of the next one."""
+"""The decoder-only Transformer language model."""
 
 import dataclasses
 from typing import Any
@@ -28,17 +28,17 @@ from attention_jax.layers.training import Flag
 
 @settings
 class TransformerLM(TokenModel):
-    """A language model: causal self-attention and networks, layer on layer.
+    """Decoder-only Transformer: a stack of causal self-attention and feed-forward layers.
 
         x = √D · embed(token) + position;   logits = W_vocab layers(x)
 
-    Row t of the logits is about token t + 1 and depends on tokens 0..t.
+    Row t of the logits predicts token t + 1 and depends on tokens 0..t.
 
     Args:
         num_layers: The number of layers.
         vocab: Number of tokens.
         norm: "pre", or "post".
-        mask: A mask that holds besides the causal one, such as a window.
+        mask: A mask combined with the causal mask, such as a window.
 
     Raises:
         ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
@@ -73,13 +73,13 @@ class TransformerLM(TokenModel):
         query_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B T vocab"]:
-        """Logits of the token after each token.
+        """Logits of the next token at each position.
 
         Args:
             tokens: Ids `[*B, T]`.
             token_mask: Which tokens are real: a boolean array `[*B, T]`, such as `tokens != pad`,
-                padded on either side, where a token's position counts the real ones before it; or
-                a mask object, such as `masks.padding(lengths)`, which leaves positions alone.
+                padded on either side: a token's position is the number of real tokens before it; or
+                a mask object, such as `masks.padding(lengths)`, with positions 0..T-1.
             query_positions: ints `[T]` or `[*B, T]`; by default 0..T-1, or as under `token_mask`.
 
         Returns:
@@ -95,13 +95,13 @@ class TransformerLM(TokenModel):
     def new_cache(
         self, batch: Batch, length: int, *, dtype: Any = None, rolling: bool = False
     ) -> Any:
-        """Each layer's empty cache, for `with_cache`; it needs no variables.
+        """The layers' empty caches for `with_cache`; it needs no variables.
 
         Args:
             batch: `*B`.
             length: The number of tokens that it can hold.
-            dtype: What keys and values are stored in; None is the layers', or float32.
-            rolling: Whether it keeps the latest tokens, as in `MultiHeadAttention.new_cache`.
+            dtype: The storage dtype of keys and values; None is the layers', or float32.
+            rolling: Whether it keeps only the latest tokens, as in `MultiHeadAttention.new_cache`.
 
         Raises:
             ValueError: If there are fewer learned positions.
@@ -120,15 +120,15 @@ class TransformerLM(TokenModel):
         deterministic: Flag = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T vocab"], Any]:
-        """Logits of the token after each of the next tokens: rows of the full pass.
+        """Logits for the next tokens over a cache: rows of the full pass.
 
         Args:
             tokens: Ids `[*B, T]` of the T next tokens: a prompt, a part of one, or one token.
-            cache: The tokens before, from `new_cache`.
+            cache: The previous tokens, from `new_cache`.
             valid: bool `[*#B, T]`, which tokens are real.
 
         Returns:
-            `[*B, T, vocab]` and the next cache.
+            `[*B, T, vocab]` and the updated cache.
         """
         check_batch("tokens", tokens, cache, 1)
         at = first_cache(cache).next_positions(np.shape(tokens)[-1], valid)
@@ -139,7 +139,7 @@ class TransformerLM(TokenModel):
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
-        """Logits of tokens.
+        """Logits of the last layer's states.
 
         Args:
             states: The last layer's states `[*B, T, features]`.

@@ -26,12 +26,12 @@ from attention_jax.softmax import Stats
 
 @settings
 class MeanAttention(LinearSettings):
-    """Uniform average of the states that are visible to a query.
+    """Uniform average of the states visible to a query.
 
         out_t = W_out · mean_{s: mask(t, s)} (W_value x_s)
 
-    It replaces `MultiHeadAttention`, projections of value and output included, and has no query,
-    key or score: the difference in a model's quality is due to attention.
+    A baseline for `MultiHeadAttention` with the same value and output projections but no query, key
+    or score: the difference in a model's quality is due to attention.
 
     Args:
         in_features: Width of the queries, of which only the length matters, and of the output.
@@ -59,7 +59,7 @@ class MeanAttention(LinearSettings):
     def __call__(
         self, inputs_q: QueryInputs, inputs_k: KeyInputs, *, mask: AnyMask = None
     ) -> Float[Array, "*B T Dq"]:
-        """The mean of the states that are visible to each query.
+        """The mean of the states visible to each query.
 
         Args:
             inputs_q: `[*B, T, in_features]`; only its length matters.
@@ -77,7 +77,7 @@ class MeanAttention(LinearSettings):
     def with_stats(
         self, inputs_q: QueryInputs, inputs_k: KeyInputs, *, mask: AnyMask = None
     ) -> tuple[Float[Array, "*B T Dq"], Stats]:
-        """The output and statistics `[*B, 1, T]`; the entropy is ln of the visible states."""
+        """The output and statistics `[*B, 1, T]`; the entropy is ln(number of visible states)."""
         arrays = self._zero_scores(inputs_q, inputs_k)
         with owned_by(self):
             out, stats = attend_with_stats(*arrays, **self._options(mask))
@@ -86,7 +86,7 @@ class MeanAttention(LinearSettings):
     def attention_weights(
         self, inputs_q: QueryInputs, inputs_k: KeyInputs, *, mask: AnyMask = None
     ) -> Float[Array, "*B 1 T S"]:
-        """The weights: one over the number of visible states."""
+        """The weights, 1 / (number of visible states)."""
         query, key, _ = self._zero_scores(inputs_q, inputs_k)
         return attention_weights(query, key, mask=combine(mask), precision=self.precision)
 
@@ -116,7 +116,7 @@ class MeanAttention(LinearSettings):
         return self.out(mean[..., 0, :])
 
     def _zero_scores(self, inputs_q: Any, inputs_k: Any) -> tuple[Array, Array, Array]:
-        """Queries and keys that are zero, so that every score is 0, and the projected states."""
+        """Zero queries and keys, so that every score is 0, and the projected states."""
         states = self.in_kv_features or self.in_features
         check_width("inputs_k", inputs_k, states, "[*B, S, in_kv_features]")
         if inputs_q is not None:

@@ -1,8 +1,8 @@
-"""Positions that are not finite: they must not reach the gradients of shared parameters.
+"""Zero-filling of non-finite positions, which keeps them out of gradients of shared parameters.
 
 A projection sums over positions only in its gradient, `dW = Σ_t x_t g_tᵀ`. A position whose value
-is NaN makes all of dW NaN, even where the position is masked and g_t is 0: 0 · NaN is NaN. So such
-positions are zero-filled on the way in, and NaN is put back into the results that depend on them.
+is NaN makes all of dW NaN, even if the position is masked and g_t is 0: 0 · NaN is NaN. Therefore
+such positions are zero-filled in the input, and the results that depend on them are set to NaN.
 """
 
 from collections.abc import Callable
@@ -21,32 +21,32 @@ def zero_filled(x: AnyArray) -> Array:
 
 
 def propagate_nan(y: AnyArray, x: AnyArray) -> Array:
-    """`y`, with NaN where the position of `x` is not finite; both have the same leading axes."""
+    """`y`, with NaN where `x` is not finite; both have the same leading axes."""
     y = jnp.asarray(y)
     return jnp.where(_aligned(_finite(jnp.asarray(x)), y), y, jnp.nan)
 
 
 def nan_propagating(function: Callable[[Array], Array], x: AnyArray) -> Array:
-    """A function of each position, in which positions that are not finite affect only themselves.
+    """Applies a function to each position; non-finite positions affect only themselves.
 
         y_t = function(x_t) where x_t is finite, NaN elsewhere
 
     Args:
-        function: Maps the last axis and keeps those in front.
-        x: Positions in front, features in the last axis.
+        function: Maps the last axis and keeps the leading axes.
+        x: Positions in the leading axes, features in the last axis.
 
     Returns:
-        The function's results. Positions that are not finite add nothing to the gradient of its
+        The function's results. Non-finite positions do not contribute to the gradient of its
         parameters.
     """
     return propagate_nan(function(zero_filled(x)), x)
 
 
 def propagate_nan_of_queries(out: Array, attended: Array, x: AnyArray) -> Array:
-    """The output for zero-filled queries, with NaN where a query was not finite and not empty.
+    """The output for zero-filled queries, with NaN for non-finite queries with visible keys.
 
-    The gradients of keys, values and parameters have no term of such a query unless a loss depends
-    on its output.
+    Such a query contributes to the gradients of keys, values and parameters only if the loss
+    depends on its output.
 
     Args:
         out: `[*B, T, ...]`.
@@ -58,7 +58,7 @@ def propagate_nan_of_queries(out: Array, attended: Array, x: AnyArray) -> Array:
 
 
 def propagate_nan_to_stats(stats: Stats, x: AnyArray) -> Stats:
-    """Statistics `[*B, N, T]`, with NaN where a query was not finite and not empty."""
+    """Statistics `[*B, N, T]`, with NaN for non-finite queries with visible keys."""
     known = _finite(jnp.asarray(x))[..., None, :] | (stats.lse == -jnp.inf)
     return jax.tree.map(lambda rows: jnp.where(known, rows, jnp.nan), stats)
 

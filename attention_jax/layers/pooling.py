@@ -1,4 +1,4 @@
-"""Attention pooling: from a set of any size to a few vectors."""
+"""Attention pooling of a set of any size to a fixed number of vectors."""
 
 import dataclasses
 from typing import Any
@@ -29,15 +29,15 @@ from attention_jax.layers.training import Flag
 
 @settings
 class AttentionPooling(AttentionLayer):
-    """Attention of learned queries to a set; each gives a weighted mean of it.
+    """Attention pooling: learned queries attend to a set, and each returns a weighted mean.
 
         dot:       e(i, s) = q_i · W x_s / √A
         additive:  e(i, s) = q_i · tanh(W x_s)
         gated:     e(i, s) = q_i · (tanh(W x_s) ⊙ σ(U x_s))
         out_i = Σ_s softmax_s(e(i, s)) x_s
 
-    The states themselves are averaged, so the weights are the contribution of each. The order of
-    the set does not matter. In the paper of the gated form q is w, W is V, and there is one query.
+    The states are averaged unprojected, so a weight is a state's contribution. The result does not
+    depend on their order. In the paper of the gated form q is w, W is V, and there is one query.
 
     Args:
         in_features: D, width of the states and of the output.

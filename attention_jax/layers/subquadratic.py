@@ -146,7 +146,7 @@ class LinearAttention(FamilyAttention):
         how = {"feature_map": self.feature_map, "chunk_size": self.chunk_size}
         how["mask"] = combine(masks.causal(), self.mask, mask)
         out, state = subquadratic.linear_attention_with_state(*arrays, state, **how)
-        return self._answer(out, inputs), state
+        return self._project_output(out, inputs), state
 
 
 @settings
