@@ -1,7 +1,7 @@
-"""Position schemes of a layer: what to draw, how queries and keys are turned, what bias is added.
+"""Recipes of position schemes: their parameters, rotation of queries and keys, and bias.
 
-As with scores, a recipe is the part before the layer: for the layer's sizes it names parameters and
-draws their first values, and for any values of them it turns queries and keys or builds the bias.
+For the layer's sizes a recipe defines parameters and their initialisation; for given parameter
+values it rotates queries and keys or builds the bias.
 """
 
 import dataclasses
@@ -20,25 +20,25 @@ from attention_jax._core.numerics import arange
 from attention_jax._core.term import Term
 from attention_jax.layers.recipes import Draw, Given, ScoreRecipe, Sizes
 
-# What `positions=` takes; what else is given gets an error of ours.
+# The values of `positions=`; `recipe` raises a clear error for all others.
 AnyPositions = Annotated[Any, "PositionRecipe | Term | str | None"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PositionRecipe:
-    """A position scheme whose parameters, if any, the layer makes and owns; frozen."""
+    """Base of position schemes whose parameters, if any, the layer creates; frozen."""
 
     __repr__ = ScoreRecipe.__repr__
 
     def bare(self) -> "PositionRecipe":
-        """The part that a layer keeps, without arrays."""
+        """The recipe without arrays, which a layer stores."""
         return self
 
     def check(self, sizes: Sizes) -> None:
-        """Raises a ValueError where the layer's sizes do not suit the scheme."""
+        """Raises a ValueError if the layer's sizes do not suit the scheme."""
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """For each parameter by name, a function from a PRNG key to its first value."""
+        """The initialisers `draw(key)` of the parameters, by name."""
         del sizes
         return {}
 
@@ -48,19 +48,19 @@ class PositionRecipe:
         return type(self).bias is not PositionRecipe.bias
 
     def rotate(self, x: Array, at: Any) -> Array:
-        """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
+        """Rotates queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
         del at
         return x
 
     def bias(self, values: Mapping[str, Array], num_heads: int) -> Term | None:
-        """What is added to the scores, with these values of the parameters."""
+        """The bias with these values of the parameters."""
         del values, num_heads
         return None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rotary(PositionRecipe):
-    """Queries and keys turned by their position."""
+    """Rotation of queries and keys by their position."""
 
     base: float | int = 10_000.0
     fraction: float | int = 1.0
@@ -68,7 +68,7 @@ class Rotary(PositionRecipe):
     scaling: Any = None
 
     def check(self, sizes: Sizes) -> None:
-        """The width that is turned must be even, and one for queries and keys."""
+        """The rotated width must be even and equal for queries and keys."""
         x = jax.ShapeDtypeStruct((1, sizes.num_heads, sizes.query_depth), jnp.float32)
         jax.eval_shape(lambda x: self.rotate(x, None), x)
 
@@ -82,7 +82,7 @@ class Rotary(PositionRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Alibi(PositionRecipe):
-    """The authors' slopes, which stay as they are."""
+    """Linear biases with the paper's fixed slopes."""
 
     def bias(self, values: Mapping[str, Array], num_heads: int) -> Term:
         """`positions.alibi(N)`."""
@@ -117,7 +117,7 @@ class RelativeBias(PositionRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shaw(PositionRecipe):
-    """A learned vector for each clipped distance, matched with the query."""
+    """A learned vector for each clipped distance, multiplied with the query."""
 
     max_distance: int = 16
 
@@ -125,7 +125,7 @@ class Shaw(PositionRecipe):
         check_count("max_distance", self.max_distance, 0)
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """`table [2k + 1, H]`, Xavier uniform, as every kernel of the article's model."""
+        """`table [2k + 1, H]`, Xavier uniform, as all kernels of the paper's model."""
         shape, dtype = (2 * self.max_distance + 1, sizes.query_depth), sizes.param_dtype
         limit = math.sqrt(6 / sum(shape))
         return {"table": lambda key: jax.random.uniform(key, shape, dtype, -limit, limit)}
@@ -138,7 +138,7 @@ class Shaw(PositionRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GivenBias(PositionRecipe):
-    """A bias object that was there before the layer: its arrays are the first values."""
+    """The recipe of a given bias object: its arrays are the initial values."""
 
     given: Given
 
@@ -147,11 +147,11 @@ class GivenBias(PositionRecipe):
         return GivenBias(self.given.bare())
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """The object's arrays, each under its path in it."""
+        """The object's arrays by path."""
         return self.given.parameters(sizes)
 
     def bias(self, values: Mapping[str, Array], num_heads: int) -> Term:
-        """The object with these arrays in it."""
+        """The object with these arrays."""
         del num_heads
         return self.given.build(values)
 
@@ -163,13 +163,13 @@ def rotary(
     *,
     scaling: Any = None,
 ) -> PositionRecipe:
-    """Rotary positions: queries and keys are turned by their position.
+    """Rotary position embedding: rotates queries and keys by their position.
 
     Args:
         base: The slowest wavelength is about 2π·base.
-        fraction: The share of a head's channels that are turned; fraction · H must be even.
+        fraction: The share of a head's channels that are rotated; fraction · H must be even.
         interleaved: Whether pairs are channels (2i, 2i + 1); by default they are (i, i + W / 2).
-        scaling: One of `attention_jax.positions`' scalings, for inputs longer than trained.
+        scaling: A scaling of `attention_jax.positions`, for inputs longer than those in training.
 
     Returns:
         A recipe for `positions=`; no parameters.
@@ -181,9 +181,9 @@ def rotary(
 
 
 def alibi() -> PositionRecipe:
-    """Linear biases, `bias(t, s) = -slope_n · |distance|`, with the authors' fixed slopes.
+    """ALiBi, linear biases `bias(t, s) = -slope_n · |distance|` with the paper's fixed slopes.
 
-    For slopes that train give the object, `positions=attention_jax.positions.alibi(num_heads)`.
+    For trainable slopes pass the object, `positions=attention_jax.positions.alibi(num_heads)`.
 
     Returns:
         A recipe for `positions=`; no parameters.
@@ -200,9 +200,9 @@ def relative_bias(
     """T5's relative bias: a learned number for each head and bucket of distances.
 
     Args:
-        buckets: How many; half of them for keys after the query where `bidirectional`.
-        bidirectional: Whether keys before and after have buckets of their own.
-        max_distance: From this distance on there is one bucket.
+        buckets: Number of buckets; half of them for keys after the query if `bidirectional`.
+        bidirectional: Whether keys before and after the query have separate buckets.
+        max_distance: Distances from this one on share a bucket.
 
     Returns:
         A recipe for `positions=`, with the parameter `table [N, buckets]`.
@@ -244,8 +244,8 @@ def recipe(given: AnyPositions) -> PositionRecipe:
         given: A recipe, a bias object, one of the names of `NAMED`, or None for none.
 
     Raises:
-        ValueError: If a name is not known; the message lists those that are.
-        TypeError: If it is none of these.
+        ValueError: If a name is unknown; the message lists the known ones.
+        TypeError: If it has another type.
     """
     if given is None:
         return PositionRecipe()

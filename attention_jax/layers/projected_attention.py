@@ -1,4 +1,4 @@
-"""From features to heads and back: the projections around multi-head attention."""
+"""The input and output projections of multi-head attention."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from attention_jax.scores import Score
 
 @settings
 class ProjectedAttention(AttentionLayer):
-    """An attention whose queries, keys and values are linear in its inputs.
+    """Base of multi-head attention with linear projections of queries, keys and values.
 
     Args:
         num_heads: N, the number of query heads.
@@ -39,17 +39,17 @@ class ProjectedAttention(AttentionLayer):
         kernel_init: Initialiser of the kernels, and of the score's.
         out_kernel_init: Initialiser of the output kernel; None is `kernel_init`.
         out_bias_init: Initialiser of the output bias; None is `bias_init`.
-        normalize_qk: Whether queries and keys go through a LayerNorm each, without bias.
+        normalize_qk: Whether to apply LayerNorms without bias to queries and keys.
         positions: A position scheme: a recipe such as `rotary()`, a name ("rotary", "alibi",
-            "relative_bias", "shaw"), or a bias object, whose float arrays train from then on; None
+            "relative_bias", "shaw"), or a bias object, whose float arrays become parameters; None
             is no scheme.
-        value_features: The width that the values of N heads have, a multiple of N; None is
+        value_features: The width of the values of all heads together, a multiple of N; None is
             `qkv_features`.
         fused_qkv: Whether self-attention computes queries, keys and values in one matrix product.
-            Parameters and results are the same. Projections that were replaced, as by an adapter or
-            a quantised layer, are called one by one.
-        force_fp32_for_softmax: Whether weights, sown or returned, are float32 at least, not of the
-            queries' dtype. The softmax is in any case.
+            Parameters and results are the same. Replaced projections, such as adapters or quantised
+            layers, are called separately.
+        force_fp32_for_softmax: Whether weights, sown or returned, are at least float32 instead of
+            the queries' dtype. The softmax always is.
     """
 
     num_heads: int
@@ -122,10 +122,10 @@ class ProjectedAttention(AttentionLayer):
         make.positions(make.given.positions, self.num_heads, depth)
 
     def _heads(self, width: int | None) -> tuple[tuple[int, int], ...]:
-        """Heads and depth of queries, keys and values, for queries made of inputs of a width.
+        """Heads and depth of queries, keys and values, given the width of the queries' inputs.
 
         Raises:
-            ValueError: If neither that width nor the setting is known.
+            ValueError: If neither the width nor the setting is given.
         """
         features = self.qkv_features or width or self.in_features
         if features is None:
@@ -142,11 +142,11 @@ class ProjectedAttention(AttentionLayer):
 
         Args:
             batch: `*B`.
-            length: How many tokens it can hold.
-            dtype: What keys and values are stored in; None is the layer's, or float32 at least.
-            rolling: Whether it keeps the latest tokens, for a mask with a window: `length` must be
-                at least the number of keys visible to a query, itself included. `with_cache`
-                refuses a longer window, and a mask without one.
+            length: The number of tokens that it can hold.
+            dtype: The storage dtype of keys and values; None is the layer's, or at least float32.
+            rolling: Whether it keeps only the latest tokens, for a mask with a window: `length`
+                must be at least the number of keys visible to a query, including its own.
+                `with_cache` raises for a longer window or a mask without one.
 
         Returns:
             A cache with index 0.
@@ -159,9 +159,9 @@ class ProjectedAttention(AttentionLayer):
     def _project(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, query_at: Any, key_at: Any
     ) -> tuple[Array, Array, Array]:
-        """Query, key and value, the first two normalised and rotated as the layer has it.
+        """Query, key and value, the first two normalised and rotated if the layer does so.
 
-        Queries are those of zero-filled inputs; `propagate_nan_of_queries` makes the output NaN.
+        Queries are projected from zero-filled inputs; `propagate_nan_of_queries` restores NaN.
         """
         self._check_inputs(inputs_q, inputs_k, inputs_v)
         heads, x, known = self._heads(inputs_q.shape[-1]), zero_filled(inputs_q), (None, None, None)
@@ -201,10 +201,10 @@ class ProjectedAttention(AttentionLayer):
         return _normed(self._linear(self.key, x, heads[1], known), self.key_ln)
 
     def _fused(self, x: Array, heads: Any) -> Sequence[Any]:
-        """Outputs of the three projections, from one product with their kernels side by side.
+        """Outputs of the three projections, from one product with the concatenated kernels.
 
-        Each projection is called all the same, with its part of the product, so that interceptors
-        and captured intermediates have it.
+        Each projection is still called, with its part of the product, so that interceptors and
+        captured intermediates include it.
         """
         arrays = self._kernels((self.query, self.key, self.value), x.shape[-1:], heads)
         if arrays is None:
@@ -226,7 +226,7 @@ class ProjectedAttention(AttentionLayer):
                 check_width(name, x, present if features is None else features, letters)
 
     def _score(self, query: Array, key: Array) -> Score:
-        """The score, and what the position scheme adds to it."""
+        """The score, and the bias of the position scheme."""
         score, added = super()._score(query, key), self._part("positions")(Sizes.of(query, key))
         return score if added is None else score + added
 

@@ -1,4 +1,4 @@
-"""Attentions with fewer heads: removed, or merged where they are similar; for both flavours."""
+"""Head pruning for both flavours: removes heads, or merges similar ones."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Heads(NamedTuple):
-    """What one layer has for its heads.
+    """The arrays of one layer that depend on its heads.
 
     Attributes:
         projections: The arrays of query, key, value and out.
         score: The arrays of the score by name.
         positions: The arrays of the position scheme by name.
-        mask: The layer's own mask, or None.
+        mask: The layer's mask, or None.
     """
 
     projections: Arrays
@@ -41,16 +41,16 @@ class Heads(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """An attention in a model, or those that are scanned in one place.
+    """An attention in a model, or the stack of scanned ones under one path.
 
     Attributes:
-        path: Where it is in the model.
+        path: Its path in the model.
         num_heads: N.
         num_kv_heads: K.
         score: The recipe of the score.
         positions: The recipe of the position scheme.
         layers: One, or one for each scanned layer.
-        scanned: Whether there is an axis of layers.
+        scanned: Whether its arrays have an axis of layers.
     """
 
     path: str
@@ -68,15 +68,15 @@ class Attention(NamedTuple):
         return arrays["query"]["kernel"].shape[-1], arrays["value"]["kernel"].shape[-1]
 
     def of_layers(self, given: Mapping[int | None, Any], name: str, otherwise: Any) -> list[Any]:
-        """What is given for each layer.
+        """The given value of each layer.
 
         Args:
-            given: By layer; what is given for None is for all of them.
+            given: Values by layer; the one for None applies to all layers.
             name: The argument, for messages.
-            otherwise: For layers that are not mentioned.
+            otherwise: The value of layers that are not in `given`.
 
         Raises:
-            ValueError: If a number is given without scanned layers, or one that is not there.
+            ValueError: If a layer does not exist, or there are no scanned layers.
         """
         if None in given and len(given) > 1:
             raise ValueError(
@@ -104,7 +104,7 @@ class Attention(NamedTuple):
             )
             if score is None:
                 term = self.score.build(layer.score)
-                raise ValueError(f"cannot tell which parameters of {term!r} belong to which head")
+                raise ValueError(f"the parameters of {term!r} cannot be sliced by head")
             mask = None if layer.mask is None else layer.mask.take_heads(plan.kept, count)
             layers.append(Heads(project(layer.projections, i), score, bias, mask))
         kept, kv = len(plans[0].kept), len(plans[0].kv)
@@ -127,22 +127,22 @@ class Attention(NamedTuple):
             return self.positions, every
         if (new := fewer(self.positions.bias, every)) is not None:
             return self.positions, new
-        # What follows from the number of heads becomes an object with its arrays.
+        # A scheme that depends on the number of heads becomes an object with its arrays.
         fixed = Given.of(terms[0])
         new = fewer(lambda x, _: fixed.build(x), [dict(Given.of(term).arrays) for term in terms])
         if new is None:
-            raise ValueError(f"cannot tell which arrays of {terms[0]!r} belong to which head")
+            raise ValueError(f"the arrays of {terms[0]!r} cannot be sliced by head")
         return GivenBias(fixed.bare()), new
 
 
 class Model(NamedTuple):
-    """A model of one flavour, as the functions of this file use it.
+    """The interface of a model of one flavour to the functions of this file.
 
     Attributes:
-        name: The name of its class where it is an attention itself, else None.
-        attention: `attention(path, name)` is the attention at a path; `name` is the argument that
-            has the path, for messages.
-        replaced: The model with other attentions, by path.
+        name: The name of its class if it is an attention itself, else None.
+        attention: `attention(path, name)` returns the attention at a path; `name` is the argument
+            that contains the path, for messages.
+        replaced: Returns the model with new attentions, by path.
     """
 
     name: str | None
@@ -155,14 +155,14 @@ class Model(NamedTuple):
         name: str,
         change: Callable[[Attention, Mapping[int | None, Any]], Attention | None],
     ) -> Any:
-        """The model with `change(attention, given for it)`, None where nothing changes."""
+        """The model with `change(attention, given)` applied; None if nothing changes."""
         if not isinstance(given, Mapping):
             given = {"": given}
-        elif self.name is not None:  # a capture names it by its class
+        elif self.name is not None:  # its path in a capture is its class name
             given = {"" if path == self.name else path: x for path, x in given.items()}
         found: dict[str, dict[int | None, Any]] = {}
         for path, x in given.items():
-            layer = re.search(r"\[(\d+)\]$", path)  # of those scanned
+            layer = re.search(r"\[(\d+)\]$", path)  # of scanned layers
             base = path if layer is None else path[: layer.start()]
             found.setdefault(base, {})[None if layer is None else int(layer[1])] = x
         new = {path: change(self.attention(path, name), own) for path, own in found.items()}
@@ -170,21 +170,21 @@ class Model(NamedTuple):
 
 
 def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]) -> Any:
-    """A smaller model without some heads; its output is as if they put out 0.
+    """Removes heads; the result equals the model in which their outputs are 0.
 
-    Projections, score and positions keep the other heads' parameters. Key/value heads that no
-    query head uses any more are removed too; where groups are left with unequal numbers of query
-    heads, every query head gets a key/value head of its own.
+    Projections, score and positions keep the other heads' parameters. Unused key/value heads are
+    removed too; if the remaining groups differ in size, every query head gets a separate key/value
+    head.
 
     Args:
-        heads: For each attention by path, as `capture` names them, the heads to remove; for a
-            single attention the heads alone. Scanned layers must lose equally many; a path without
-            a number is for all of them.
+        heads: The heads to remove, for each attention by its path in `capture`; for a single
+            attention the heads only. Scanned layers must lose equally many; a path without an index
+            applies to all of them.
 
     Raises:
-        ValueError: If a path leads to no `MultiHeadAttention`, there is no such head, an attention
-            would have no head left, or scanned layers would not have one shape.
-        NotImplementedError: If projections have other arrays than a kernel and a bias.
+        ValueError: If there is no `MultiHeadAttention` at a path, a head does not exist, an
+            attention would have no heads, or scanned layers would differ in shape.
+        NotImplementedError: If projections have arrays other than a kernel and a bias.
 
     References:
         Michel, Levy, Neubig 2019, "Are Sixteen Heads Really Better than One?", arXiv:1905.10650.
@@ -201,20 +201,20 @@ def prune_heads(model: Model, heads: Mapping[str, Sequence[int]] | Sequence[int]
 
 
 def merge_similar_heads(model: Model, similarity: Any, *, threshold: float = 0.98) -> Any:
-    """A smaller model in which heads with similar weights are one head.
+    """Merges heads with similar weights.
 
-    The first of a group replaces all of it; its value and output kernels become the matrices of
-    that rank which are closest to the sum of the group's. Where the weights are equal and the sum
-    has no higher rank, the output is the same. Every query head of a merged attention has a
-    key/value head of its own.
+    The first head of a group replaces the group; its value and output kernels become the best
+    approximation of the group's sum with one head's rank. If the weights are equal and the sum has
+    no higher rank, the output is the same. Every query head of a merged attention has a separate
+    key/value head.
 
     Args:
         similarity: For each attention by path `[*B, N, N]`, or a `Capture` made with
-            `similarity=True`; for a single attention the array alone.
-        threshold: Heads are similar from this cosine on.
+            `similarity=True`; for a single attention the array only.
+        threshold: The minimal cosine of similar heads.
 
     Raises:
-        ValueError: As `prune_heads`; if the threshold is out of range or a capture has no
+        ValueError: As in `prune_heads`; if the threshold is out of range or a capture has no
             similarity.
     """
     if not 0 < threshold <= 1:
@@ -246,9 +246,9 @@ def merge_similar_heads(model: Model, similarity: Any, *, threshold: float = 0.9
 
 
 def layers_of(tree: Any, path: str, kernel: Any) -> list[Any]:
-    """The tree itself, or that of each layer where `kernel` has an axis of scanned layers."""
+    """The tree of each layer if `kernel` has an axis of scanned layers, else the tree itself."""
     if kernel.ndim > 4:
-        raise NotImplementedError(f"{path!r} lies in a scan within a scan")
+        raise NotImplementedError(f"{path!r} is in a nested scan")
     if kernel.ndim < 4:
         return [tree]
     return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(kernel.shape[0])]

@@ -1,8 +1,8 @@
-"""Recipes of scores: which parameters a layer creates, and the score that they give.
+"""Recipes of scores: the parameters that a layer creates, and the score built from them.
 
 A score object of `attention_jax.scores` holds its arrays. A layer creates them at initialisation,
 so that they are saved and trained with its other parameters. For the sizes of a layer a recipe
-names the parameters and draws their first values; for any values it builds the score.
+defines the parameters and their initialisation; for given values it builds the score.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from attention_jax.kernels.request import Result
 from attention_jax.layers.arguments import check_activation
 from attention_jax.scores import Score
 
-# What `score=` takes; what else is given gets an error of ours.
+# The values of `score=`; `recipe` raises a clear error for all others.
 AnyScore = Annotated[Any, "Score | ScoreRecipe | str | None, or a function that makes a Score"]
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 Draw = Callable[[Array], Array]
@@ -32,7 +32,7 @@ BIAS_INIT: Initializer = jax.nn.initializers.zeros
 
 
 class Sizes(NamedTuple):
-    """The sizes of a layer, as a recipe needs them.
+    """The sizes of a layer that a recipe needs.
 
     Attributes:
         num_heads: N, query heads.
@@ -56,10 +56,10 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ScoreRecipe:
-    """A score whose parameters the layer makes and owns.
+    """Base of recipes of scores whose parameters the layer creates.
 
-    Subclasses are frozen: two layers with equal recipes have equal structure, so that a compiled
-    function serves both. A recipe's repr is the call that made it.
+    Subclasses are frozen: two layers with equal recipes have equal structure and share compiled
+    functions. A recipe's repr is the call that made it.
     """
 
     def __repr__(self) -> str:
@@ -75,17 +75,17 @@ class ScoreRecipe:
         return f"{name}({', '.join(shown)})"
 
     def bare(self) -> "ScoreRecipe":
-        """The part that `build` needs, without arrays: what a layer keeps."""
+        """The recipe without arrays, which a layer stores."""
         return self
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """For each parameter by name, a function from a PRNG key to its first value."""
+        """The initialisers `draw(key)` of the parameters, by name."""
         del sizes
         return {}
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        """The names that are states: they get no gradient, and `adapt` changes them in training."""
+        """The names of states: without gradient, updated by `adapt` in training."""
         return ()
 
     def adapt(self, values: Mapping[str, Array], result: Result) -> dict[str, Array]:
@@ -99,12 +99,12 @@ class ScoreRecipe:
 
 
 def positive(raw: AnyArray) -> Array:
-    """A scale that no raw value makes negative or zero.
+    """A positive scale for any raw value.
 
         scale = softplus(raw) + 1e-4
 
-    It is linear where it is large and its gradient lies in [0, 1], so an extreme raw value neither
-    flips a preference nor blows a gradient up, as exp would.
+    It is linear for large values and its gradient is in [0, 1]: an extreme raw value cannot change
+    the sign, and the gradient cannot explode as that of exp can.
     """
     return jax.nn.softplus(jnp.asarray(raw)) + _FLOOR
 
@@ -119,9 +119,9 @@ _FLOOR = 1e-4
 
 
 def drawn(init: Initializer, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """What an initialiser draws, without what Flax's partitioning wraps around it.
+    """An initialiser's value without the box of Flax's partitioning.
 
-    A partition names the axes of a projection's kernel, and other parameters have other axes.
+    The partition names the axes of a projection's kernel; other parameters have other axes.
     """
     value: Any = init(key, shape, dtype)
     for wrapped in ("raw_value", "value"):  # NNX's metadata, Linen's box
@@ -179,7 +179,7 @@ class ScaledDot(ScoreRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class General(ScoreRecipe):
-    """The bilinear score, with a weight that starts at the variance of the scaled dot product."""
+    """The bilinear score, initialised to the variance of the scaled dot product."""
 
     shared: bool = False
 
@@ -196,7 +196,7 @@ class General(ScoreRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Hidden(ScoreRecipe):
-    """What the two scores with a hidden layer have in common."""
+    """Base of the two scores with a hidden layer."""
 
     hidden_features: int | None = None
     shared: bool = False
@@ -253,7 +253,7 @@ class Concat(_Hidden):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cosine(ScoreRecipe):
-    """Cosine similarity with a learned scale for each head, positive whatever the raw value."""
+    """Cosine similarity with a learned positive scale for each head."""
 
     initial_scale: float | int = 10.0
 
@@ -274,13 +274,13 @@ class Cosine(ScoreRecipe):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Given(ScoreRecipe):
-    """A score or bias object that was there before the layer: its arrays are the first values.
+    """The recipe of a given score or bias object: its arrays are the initial values.
 
     Attributes:
         structure: The tree of the object.
-        names: For each leaf the name of its parameter; empty for a leaf that is no array.
-        rest: For each leaf that is no array the leaf, which stays as it is.
-        arrays: The arrays by name; only until the layer has taken them.
+        names: For each leaf the name of its parameter; empty for a leaf that is not an array.
+        rest: The leaves that are not arrays, which are constant.
+        arrays: The arrays by name; only until the layer is initialised.
     """
 
     structure: Any
@@ -290,7 +290,7 @@ class Given(ScoreRecipe):
 
     @classmethod
     def of(cls, score: Term) -> "Given":
-        """The recipe that makes `score` again."""
+        """The recipe of `score`."""
         paths, structure = jax.tree_util.tree_flatten_with_path(score)
         names = tuple(
             jax.tree_util.keystr(path, simple=True, separator="_") if hasattr(leaf, "dtype") else ""
@@ -306,14 +306,14 @@ class Given(ScoreRecipe):
         return dataclasses.replace(self, arrays={})
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """The arrays of the score, each under its path in the object."""
+        """The arrays of the score by path."""
         del sizes
         return {
             name: lambda key, array=array: jnp.asarray(array) for name, array in self.arrays.items()
         }
 
     def build(self, values: Mapping[str, Array]) -> Any:
-        """The score with these arrays in it."""
+        """The score with these arrays."""
         return self.structure.unflatten(
             [
                 values[name] if name else leaf
@@ -339,8 +339,8 @@ def recipe(score: AnyScore) -> ScoreRecipe:
         score: A score object, a recipe, one of the names of `NAMED`, or None for "scaled_dot".
 
     Raises:
-        ValueError: If a name is not known; the message lists those that are.
-        TypeError: If it is none of these.
+        ValueError: If a name is unknown; the message lists the known ones.
+        TypeError: If it has another type.
     """
     if score is None:
         return ScaledDot()
@@ -361,6 +361,6 @@ def is_factory(score: Any) -> bool:
 
 
 def check_score(score: Any) -> None:
-    """Raises at construction what the score of a layer would raise when it is used."""
+    """Raises the errors of a layer's score at construction instead of at its first use."""
     if not is_factory(score):
         recipe(score)

@@ -1,4 +1,4 @@
-"""What the backward pass keeps of a layer, and what it computes again: the `remat=` of a stack."""
+"""Rematerialisation policies, the `remat=` argument of a stack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ def checkpoint_policy(remat: Remat) -> Callable[..., Any] | None:
 
     Raises:
         ValueError: If there is no policy of that name.
-        TypeError: If it is no policy at all.
+        TypeError: If it is not a policy.
     """
     if isinstance(remat, bool):
         return None

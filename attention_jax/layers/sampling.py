@@ -1,4 +1,4 @@
-"""Autoregressive generation: one loop for greedy and sampled decoding, and how a token is drawn.
+"""Autoregressive generation: the loop of greedy and sampled decoding, and sampling of a token.
 
 A model is a function `step(tokens [*B], state) -> (logits [*B, vocab], state)`; its state is any
 pytree.
@@ -28,16 +28,16 @@ def generate(
     eos: Any,
     pad: Any,
 ) -> Int[Array, "*B L"]:
-    """Generates tokens one after the other, each chosen by `choose`.
+    """Generates tokens autoregressively, each chosen by `choose`.
 
     Args:
         step: The model.
-        first: The token before the first one to generate.
+        first: The token before the first generated one.
         state: The model's state before it.
         choose: `choose(logits, index) -> token`.
-        length: The largest number of tokens; the loop ends as soon as every sequence has ended.
+        length: The maximum number of tokens; the loop stops when every sequence has ended.
         eos: Ids `[E]`: any of them ends a sequence, and is part of the result.
-        pad: What follows the end.
+        pad: The id after the end.
 
     Returns:
         int32 ids.
@@ -52,7 +52,7 @@ def generate(
     def extend(carry: Any) -> Any:
         index, token, state, done, made = carry
         logits, state = step(token, state)
-        # A sequence that has ended is extended unread: padding need not be a token of the model.
+        # Ended sequences still feed chosen tokens: the padding id need not be in the vocabulary.
         token = choose(logits, index).astype(jnp.int32)
         shown = jnp.where(done, pad, token)
         made = jax.lax.dynamic_update_slice_in_dim(made, shown[..., None], index, axis=-1)
@@ -74,16 +74,16 @@ def likeliest(logits: Array, index: Array) -> Array:
 
 
 def sampler(key: PRNGKeyArray, temperature: Any, top_k: Any, top_p: Any) -> Choose:
-    """Draws tokens, `choose(logits, index)`, from what `shortlist` leaves.
+    """A function `choose(logits, index)` that samples from the logits of `shortlist`.
 
-    A temperature of 0, which only a traced one can be, is its limit: the likeliest token.
+    A temperature of 0, possible only if traced, is the limit: the most likely token.
     """
     temperature = jnp.asarray(temperature, jnp.float32)
     positive = temperature > 0
 
     def choose(logits: Array, index: Array) -> Array:
         logits = logits.astype(jnp.float32)
-        # Under a small temperature differences overflow to -inf; the largest logit stays 0.
+        # With a small temperature differences overflow to -inf; the largest logit is 0.
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
         kept = shortlist(logits, jnp.where(positive, temperature, 1.0), top_k, top_p)
         drawn = jax.random.categorical(jax.random.fold_in(key, index), kept, axis=-1)
@@ -95,15 +95,15 @@ def sampler(key: PRNGKeyArray, temperature: Any, top_k: Any, top_p: Any) -> Choo
 def shortlist(
     logits: Float[Array, "*B vocab"], temperature: Any, top_k: Any, top_p: Any
 ) -> Float[Array, "*B vocab"]:
-    """Logits over the temperature, with -inf for tokens that are not to be drawn.
+    """Logits over the temperature, with -inf for excluded tokens.
 
     Args:
         logits: Any floating dtype.
         temperature: Above 1 is more varied, below 1 less.
-        top_k: Keeps the k likeliest tokens, and those that equal the last of them; at least one.
-            None keeps all.
-        top_p: Keeps the likeliest tokens up to and with the one at which their probabilities, after
-            the temperature and among the k, sum to p; at least one. None keeps all.
+        top_k: Keeps the k most likely tokens, including ties with the last; at least one. None
+            keeps all.
+        top_p: Keeps the smallest set of most likely tokens whose probabilities, after the
+            temperature and among the k, sum to p; at least one. None keeps all.
 
     Returns:
         float32.
@@ -127,7 +127,7 @@ def shortlist(
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # The first has nothing before it, so it is kept whatever p is.
+        # The sum before the first token is 0, so the first is kept for any p.
         below = (before <= 0) | (before < jnp.asarray(top_p, jnp.float32))
         kept = jnp.where(below, ordered, jnp.inf)
         logits = jnp.where(logits < jnp.min(kept, axis=-1, keepdims=True), NEG_INF, logits)

@@ -1,8 +1,8 @@
-"""Scales from the articles, as recipes: each wraps a score and sets how sharp its weights are.
+"""Recipes of scales from the literature: each wraps a score and sets its temperature.
 
     e(t, s) = scale · score(q_t, k_s)
 
-The fixed scale is `scaled_dot`'s own argument; queries and keys of length one are `cosine`.
+The fixed scale is `scaled_dot`'s argument; for queries and keys of unit norm see `cosine`.
 """
 
 import dataclasses
@@ -34,23 +34,23 @@ from attention_jax.scores.log_position import LogPosition
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Wrapped(ScoreRecipe):
-    """A recipe around another, whose parameters are called `score_<name>`."""
+    """A recipe that wraps another, whose parameters are named `score_<name>`."""
 
     score: Any = None
 
     def inner(self) -> ScoreRecipe:
-        """The recipe of the score that is scaled; None stands for the dot product."""
+        """The recipe of the wrapped score; None is the dot product."""
         return Dot() if self.score is None else recipe(self.score)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", self.inner())
 
     def bare(self) -> "Wrapped":
-        """Without arrays, inside too."""
+        """The recipe without arrays, including the inner one."""
         return dataclasses.replace(self, score=self.inner().bare())
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
-        """The inner score's."""
+        """The inner score's initialisers."""
         return {f"score_{name}": draw for name, draw in self.inner().parameters(sizes).items()}
 
     def inside(self, values: Mapping[str, Array]) -> Score:
@@ -60,7 +60,7 @@ class Wrapped(ScoreRecipe):
         return self.inner().build(own)
 
     def at_first(self, sizes: Sizes, given: float | None) -> float:
-        """The scale that a layer starts with: 1/√H for the dot product, else 1."""
+        """The initial scale: 1/√H for the dot product, else 1."""
         if given is not None:
             return given
         return sizes.query_depth**-0.5 if isinstance(self.inner(), Dot) else 1.0
@@ -75,7 +75,7 @@ def _times(score: Score, scale: Array) -> Score:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LearnedScale(Wrapped):
-    """A learned scale, positive whatever the raw value."""
+    """A learned positive scale."""
 
     initial: float | int | None = None
     per: str = "head"
@@ -99,7 +99,7 @@ class LearnedScale(Wrapped):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class EntropyScale(Wrapped):
-    """A scale for each head that follows the entropy of its weights."""
+    """A scale for each head that is adapted to the entropy of its weights."""
 
     target: float | int = math.nan  # always to be given
     rate: float | int = 0.1
@@ -112,7 +112,7 @@ class EntropyScale(Wrapped):
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        """The logarithm of the scale is a state and not a parameter."""
+        """The logarithm of the scale is a state, not a parameter."""
         return ("log_scale",)
 
     def parameters(self, sizes: Sizes) -> dict[str, Draw]:
@@ -123,12 +123,12 @@ class EntropyScale(Wrapped):
         return {**super().parameters(sizes), **draw}
 
     def build(self, values: Mapping[str, Array]) -> Score:
-        """The inner score times the scale, which gets no gradient."""
+        """The inner score times the scale, which has no gradient."""
         scale = jnp.exp(jax.lax.stop_gradient(values["log_scale"]))
         return _times(self.inside(values), scale)
 
     def adapt(self, values: Mapping[str, Array], result: Result) -> dict[str, Array]:
-        """Moves towards the target, by the mean entropy of each head's rows that are not empty."""
+        """Updates the scale by the mean entropy of each head's non-empty rows."""
         assert result.rows is not None  # the request is for statistics where `adapts`
         assert result.empty is not None
         entropy, visible = jax.lax.stop_gradient(result.rows.entropy), ~result.empty
@@ -142,7 +142,7 @@ class EntropyScale(Wrapped):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LogLength(Wrapped):
-    """A scale that grows with the logarithm of how many keys there are."""
+    """A scale proportional to the logarithm of the number of keys."""
 
     train_length: int = 0  # always to be given
     learn: bool = False
@@ -162,7 +162,7 @@ class LogLength(Wrapped):
         return {**inner, "raw_s": lambda key: jnp.full(shape, raw)}
 
     def inner(self) -> ScoreRecipe:
-        """None stands for the scaled dot product."""
+        """None is the scaled dot product."""
         return recipe(self.score)
 
     def build(self, values: Mapping[str, Array]) -> Score:
@@ -184,12 +184,12 @@ def _check_positive(name: str, value: float | int | None) -> None:
 def learned_scale(
     score: Any = None, *, initial: float | int | None = None, per: str = "head"
 ) -> ScoreRecipe:
-    """A learned scale, `e = (softplus(r) + 1e-4) · score`, positive whatever the raw value r is.
+    """A learned scale, `e = (softplus(r) + 1e-4) · score`, positive for any raw value r.
 
     Args:
-        score: What is scaled: a score, a recipe or a name; None is the dot product.
-        initial: The scale at first; None is 1/√H for the dot product, 1 for another score.
-        per: "head" for one scale each, "layer" for one that all heads of a layer share.
+        score: The wrapped score: a score, a recipe or a name; None is the dot product.
+        initial: The initial scale; None is 1/√H for the dot product, 1 for another score.
+        per: "head" for one scale per head, "layer" for one shared by all heads.
 
     Returns:
         A recipe, with the parameter `raw_scale`, `[N]` or a scalar.
@@ -208,26 +208,25 @@ def entropy_scale(
     rate: float | int = 0.1,
     initial: float | int | None = None,
 ) -> ScoreRecipe:
-    """A scale for each head that is adapted until the weights' entropy is what it should be.
+    """A scale for each head, adapted to a target entropy of the weights.
 
         ln scale ← ln scale + rate · clip(mean entropy − target, −1, 1)    in each training call
 
-    Too even weights sharpen, too sharp ones flatten. It is a state as a running mean is: it changes
-    where `deterministic` is False, in the call or by `train()`, is left alone otherwise, and gets
-    no gradient.
+    The scale is a state like a running mean: it is updated if `deterministic` is False, in the call
+    or by `train()`, and has no gradient.
 
     Args:
-        target: The mean entropy of a row, in nats; ln(n) is that of n even weights.
-        score: What is scaled: a score, a recipe or a name; None is the dot product.
-        rate: How fast it follows.
-        initial: The scale at first; None is 1/√H for the dot product, 1 for another score.
+        target: The target mean entropy of a row, in nats; ln(n) is that of n equal weights.
+        score: The wrapped score: a score, a recipe or a name; None is the dot product.
+        rate: The step size.
+        initial: The initial scale; None is 1/√H for the dot product, 1 for another score.
 
     Returns:
         A recipe, with the state `log_scale [N]`.
 
     References:
         Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy
-        Collapse", arXiv:2303.06296, §3 (entropy as what to hold; there by the weights' norm).
+        Collapse", arXiv:2303.06296, §3 (controls the entropy by the norm of the weights).
     """
     return EntropyScale(score, target, rate, initial)
 
@@ -235,16 +234,15 @@ def entropy_scale(
 def log_length(
     score: Any = None, *, train_length: int, learn: bool = False, causal: bool = False
 ) -> ScoreRecipe:
-    """Log-length scaling, `e = s · ln(n) · score`: as sharp on long inputs as on short ones.
+    """Log-length scaling, `e = s · ln(n) · score`: equally sharp weights at all lengths.
 
     Args:
-        score: What is scaled: a score, a recipe or a name; None is the scaled dot product.
-        train_length: The length whose scores stay as they are: s starts as 1 / ln(train_length).
-        learn: Whether s is learned, one for each head, positive whatever the raw value.
+        score: The wrapped score: a score, a recipe or a name; None is the scaled dot product.
+        train_length: The length with unchanged scores: s is initially 1 / ln(train_length).
+        learn: Whether s is learned, one positive value for each head.
         causal: Whether n is the number of keys at or before a query, p + 1, which is the same in a
-            full pass and over a cache. Otherwise n is the number of keys S; over a cache that is
-            the number of tokens so far, however long the cache, so that a prompt gives what it
-            gives alone and a step the last row of a full pass over the tokens so far.
+            full pass and over a cache. Otherwise n is the number of keys S; over a cache, the
+            number of tokens so far, so that a step equals the last row of a full pass over them.
 
     Returns:
         A recipe; with `learn` it has the parameter `raw_s [N]`.

@@ -1,9 +1,9 @@
-"""Functions that make the recipes of scores, by the names of the scores.
+"""Factories of the recipes of scores.
 
     layer = MultiHeadAttention(8, 64, score=additive(32))
 
-Each factory says which parameters to make; the layer draws them for its own number of heads and its
-own depth. Both flavours of modules have them.
+A recipe defines parameters; the layer creates them for its number of heads and depth. Both flavours
+export the factories.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def dot() -> ScoreRecipe:
 def scaled_dot(scale: float | int | None = None) -> ScoreRecipe:
     """The scaled dot product, `e = scale · q · k`; no parameters.
 
-    For a scale that trains, give `attention_jax.scores.scaled_dot` an array.
+    For a trainable scale pass `attention_jax.scores.scaled_dot` an array.
 
     Args:
         scale: The factor; None is 1/√H.
@@ -47,8 +47,8 @@ def scaled_dot(scale: float | int | None = None) -> ScoreRecipe:
 def general(*, shared: bool = False) -> ScoreRecipe:
     """The bilinear score, `e = qᵀ W k`.
 
-    W starts with variance 1/(H·Hk), so that scores of unit-variance queries and keys start with
-    unit variance, as the scaled dot product's do.
+    W is initialised with variance 1/(H·Hk), so that the scores of unit-variance queries and keys
+    have unit variance, as those of the scaled dot product.
 
     Args:
         shared: One W `[H, Hk]` for all heads; otherwise `[N, H, Hk]`.
@@ -73,7 +73,7 @@ def additive(
     Args:
         hidden_features: A, the hidden width; None is H, the query's depth.
         shared: One set of parameters for all heads; otherwise one for each head.
-        activation: Any elementwise function in tanh's place.
+        activation: The elementwise function, tanh by default.
 
     Returns:
         A recipe for `attention_jax.scores.additive`, with the parameters `w_query [N?, H, A]`,
@@ -96,7 +96,7 @@ def concat(
     Args:
         hidden_features: A, the hidden width; None is H, the query's depth.
         shared: One set of parameters for all heads; otherwise one for each head.
-        activation: Any elementwise function in tanh's place.
+        activation: The elementwise function, tanh by default.
 
     Returns:
         A recipe for `attention_jax.scores.concat`, with the parameters `weight [N?, H + Hk, A]`,
@@ -111,11 +111,10 @@ def concat(
 def cosine(initial_scale: float | int = 10.0) -> ScoreRecipe:
     """Cosine similarity with a learned scale, `e = (softplus(r) + 1e-4) · cos(q, k)`.
 
-    There is one raw parameter r for each head; whatever its value, the scale is positive, so no
-    preference flips.
+    There is one raw parameter r for each head; the scale is positive for any r.
 
     Args:
-        initial_scale: The scale that every head starts with, above 1e-4.
+        initial_scale: The initial scale of every head, above 1e-4.
 
     Returns:
         A recipe for `attention_jax.scores.cosine`, with the parameter `raw_scale [N]`.

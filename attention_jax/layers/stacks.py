@@ -1,4 +1,4 @@
-"""Layers applied in turn: the encoder and the decoder, from features to features."""
+"""The Transformer encoder and decoder: stacks of layers."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from attention_jax.softmax import Stats
 
 @settings
 class LayerStack(TransformerSettings):
-    """Layers applied in turn, and a norm at the end where theirs come first.
+    """A stack of layers, with a final LayerNorm if they are pre-norm.
 
     Args:
         num_layers: The number of layers.
@@ -32,12 +32,12 @@ class LayerStack(TransformerSettings):
         in_features: D, width of input and output.
         mlp_features: Width of the networks' hidden layers.
         norm: "post" as in the original, or "pre", which ends the stack with one more LayerNorm.
-        decode: Whether calls bring the next tokens only, as in `MultiHeadAttention`.
+        decode: Whether inputs are the next tokens only, as in `MultiHeadAttention`.
         scan_layers: Whether the layers are scanned: one of them is compiled, and each variable of
-            `layers` has a leading axis of layers. The results are the same; in Linen dropout
-            differs.
+            `layers` has a leading axis of layers. The results are the same, except dropout in
+            Linen.
         remat: Whether the backward pass recomputes a layer from its input: True recomputes all of
-            it; a policy of `jax.checkpoint_policies`, or its name, says what is kept.
+            it; a policy of `jax.checkpoint_policies`, or its name, selects the stored values.
     """
 
     num_layers: int
@@ -60,7 +60,7 @@ class LayerStack(TransformerSettings):
 
     def _build(self, make: Construction) -> None:
         self.layers = self._build_layers(make)
-        # The sum of pre-norm layers is not normalised.
+        # The output of pre-norm layers is not normalised.
         pre = make.given.norm == "pre"
         make.keep("norm", make.layer_norm(self.in_features) if pre else None)
 
@@ -78,9 +78,9 @@ class LayerStack(TransformerSettings):
         call_options: Mapping[str, Any],
         cache: Any = None,
     ) -> tuple[Array, Any]:
-        """The method `name` of every layer in turn: the last output, and what else each returns.
+        """Applies the method `name` of every layer: the last output, and the layers' extra results.
 
-        With a cache each layer's follows `x` in the arguments.
+        With a cache, each layer's cache follows `x` in the arguments.
         """
         check_width("x", x, self.in_features, "[*B, length, in_features]")
         options = dict(call_options)
@@ -91,13 +91,13 @@ class LayerStack(TransformerSettings):
             out = getattr(layer, name)(x, *given, **options, **random)
             return out if isinstance(out, tuple) else (out, None)
 
-        # In the dtype of the output, as a scan needs it.
+        # In the dtype of the output, as a scan requires.
         x, every = self._each(call, self._cast(x), cache, **random)
         norm = self._part("norm")
         return jnp.asarray(x) if norm is None else nan_propagating(norm, x), every
 
     def _stacked(self, every: Any) -> Any:
-        """What the layers return, with a leading axis of layers."""
+        """The layers' results, with a leading axis of layers."""
         return every if self.scan_layers else _stack(every)
 
 
@@ -107,7 +107,7 @@ def _stack(every: Sequence[Any]) -> Any:
 
 @settings
 class TransformerEncoder(LayerStack):
-    """Encoder layers applied in turn.
+    """Transformer encoder: a stack of encoder layers.
 
     References:
         Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, §3.1.
@@ -126,7 +126,7 @@ class TransformerEncoder(LayerStack):
 
     @arguments_of(TransformerEncoderLayer.new_cache)
     def new_cache(self, *args: Any, **call_options: Any) -> Any:
-        """Each layer's empty cache, for `with_cache`."""
+        """The layers' empty caches for `with_cache`."""
         layers = self._unbound("layers", self._build_layers)
         every = [layers] * self.num_layers if self.scan_layers else layers
         caches = [layer.new_cache(*args, **call_options) for layer in every]
@@ -136,10 +136,10 @@ class TransformerEncoder(LayerStack):
     def with_cache(
         self, x: Any, cache: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """The layers for the next tokens, causal: the stack of a decoder-only model.
+        """Applies the layers causally to the next tokens: the stack of a decoder-only model.
 
         Returns:
-            `[*B, T, in_features]` and the next cache.
+            `[*B, T, in_features]` and the updated cache.
         """
         check_batch("x", x, cache)
         return self._through("with_cache", x, (), call_options, cache)
@@ -147,7 +147,7 @@ class TransformerEncoder(LayerStack):
 
 @settings
 class TransformerDecoder(LayerStack):
-    """Decoder layers applied in turn: causal self-attention, and a memory that all attend to.
+    """Transformer decoder: a stack of decoder layers, which attend to one memory.
 
     Args:
         cross_score: As in `TransformerDecoderLayer`.
@@ -181,7 +181,7 @@ class TransformerDecoder(LayerStack):
     def with_weights(
         self, x: Any, *args: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"]]:
-        """The states, and every layer's weights of its attention to the memory, before dropout.
+        """The states, and every layer's weights of cross-attention, before dropout.
 
         Returns:
             The states and `[num_layers, *B, N, T, S]`.
@@ -193,7 +193,7 @@ class TransformerDecoder(LayerStack):
     def with_stats(
         self, x: Any, *args: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Stats]:
-        """The states, and the statistics of every layer's attention to the memory.
+        """The states, and the statistics of every layer's cross-attention.
 
         Returns:
             The states and statistics `[num_layers, *B, N, T]`.
@@ -203,7 +203,7 @@ class TransformerDecoder(LayerStack):
 
     @arguments_of(TransformerDecoderLayer.new_cache)
     def new_cache(self, *args: Any, **call_options: Any) -> Any:
-        """Each layer's cache without tokens, and its projected memory, for `with_cache`."""
+        """The layers' empty caches with their projected memory, for `with_cache`."""
 
         def call(layer: Any, carry: None, item: None) -> tuple[None, Any]:
             return None, layer.new_cache(*args, **call_options)
@@ -214,10 +214,10 @@ class TransformerDecoder(LayerStack):
     def with_cache(
         self, x: Any, cache: Any, *args: Any, **call_options: Any
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """The layers for the next tokens.
+        """Applies the layers to the next tokens.
 
         Returns:
-            `[*B, T, in_features]` and the next cache.
+            `[*B, T, in_features]` and the updated cache.
         """
         check_batch("x", x, cache)
         return self._through("with_cache", x, args, call_options, cache)

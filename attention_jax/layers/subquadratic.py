@@ -2,8 +2,8 @@
 
     TransformerEncoderLayer(8, 64, 256, attention=LinearAttention)
 
-Each is `MultiHeadAttention` with another way from queries, keys and values to the output. What a
-family cannot honour (a score, a bias, dropout of weights, a cache) is refused.
+Each is `MultiHeadAttention` with another function of queries, keys and values. Unsupported options
+(a score, a bias, dropout of weights, a cache) raise errors.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ from attention_jax.subquadratic.features import Features, as_feature_map
 
 @settings
 class FamilyAttention(MultiHeadAttention):
-    """A multi-head attention that forms no scores.
+    """Base of multi-head attention without scores.
 
-    `score, implementation, block_size, decode` and `dropout_rate` are refused.
+    `score, implementation, block_size, decode` and `dropout_rate` are not supported.
     """
 
     _refused: ClassVar[tuple[str, ...]] = (
@@ -89,17 +89,17 @@ class FamilyAttention(MultiHeadAttention):
 class LinearAttention(FamilyAttention):
     """Multi-head linear attention; see `attention_jax.subquadratic.linear_attention`.
 
-    Settings are those of `MultiHeadAttention`, but for `score, implementation, block_size, decode,
+    Settings are those of `MultiHeadAttention`, except `score, implementation, block_size, decode,
     dropout_rate`.
 
     Args:
-        mask: A mask that holds in every call: causal order and padding.
-        feature_map: φ; None is `elu_features()`. Arrays in it, such as random features, do not
-            train.
-        chunk_size: Tokens in a chunk; None chooses.
+        mask: A mask for every call: causal order and padding.
+        feature_map: φ; None is `elu_features()`. Its arrays, such as random features, are
+            constants.
+        chunk_size: Tokens in a chunk; None selects it automatically.
 
     Raises:
-        ValueError: If an option is refused, or as in `MultiHeadAttention`.
+        ValueError: If an option is not supported, or as in `MultiHeadAttention`.
 
     References:
         Katharopoulos et al. 2020, "Transformers are RNNs", arXiv:2006.16236, eq. 5.
@@ -128,17 +128,17 @@ class LinearAttention(FamilyAttention):
     def with_state(
         self, inputs: QueryInputs, state: LinearState | None = None, *, mask: AnyMask = None
     ) -> tuple[Float[Array, "*B T out"], LinearState]:
-        """Causal self-attention of the next tokens, state in and state out.
+        """Causal self-attention of the next tokens over a recurrent state.
 
-        Whatever the parts, together they give the rows of the full causal pass.
+        The results equal the rows of the full causal pass for any chunking.
 
         Args:
             inputs: `[*B, T, in_features]`, of the T next tokens.
-            state: Of the tokens before; None is none.
-            mask: Besides causality, padding among the next tokens.
+            state: The state after the previous tokens; None at the start.
+            mask: Padding among the next tokens, combined with causality.
 
         Returns:
-            `[*B, T, out_features]`, and the next state.
+            `[*B, T, out_features]`, and the updated state.
         """
         start = 0 if state is None else state.index
         at = start + jnp.arange(inputs.shape[-2], dtype=jnp.int32)
@@ -156,8 +156,8 @@ class LowRankAttention(FamilyAttention):
     Settings are as in `LinearAttention`.
 
     Args:
-        mask: A mask that holds in every call: padding.
-        length: The greatest length of keys and values; shorter ones use the first columns.
+        mask: A mask for every call: padding.
+        length: The maximum length of keys and values; shorter ones use the first columns.
         rank: M, the number of rows that keys and values are projected to.
         share_projections: Whether values use the keys' projection.
 
@@ -201,9 +201,9 @@ class NystromAttention(FamilyAttention):
     Settings are as in `LinearAttention`.
 
     Args:
-        mask: A mask that holds in every call: padding.
+        mask: A mask for every call: padding.
         num_landmarks: M, the number of landmarks.
-        iterations: Of the pseudo-inverse.
+        iterations: Number of iterations of the pseudo-inverse.
 
     References:
         Xiong et al. 2021, "Nyströmformer", arXiv:2102.03902.
@@ -222,14 +222,14 @@ class NystromAttention(FamilyAttention):
 
 @settings
 class MemoryCompressedAttention(FamilyAttention):
-    """Multi-head attention to compressed keys and values.
+    """Multi-head memory-compressed attention.
 
     See `attention_jax.subquadratic.memory_compressed_attention`. Settings are as in
     `LinearAttention`.
 
     Args:
-        stride: The number of keys that become one.
-        convolution: Whether by a convolution with parameters of its own, or by the mean.
+        stride: The number of keys that are compressed to one.
+        convolution: Whether to compress by a learned convolution instead of the mean.
 
     References:
         Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198,
@@ -272,7 +272,7 @@ class MemoryCompressedAttention(FamilyAttention):
 class LSHAttention(FamilyAttention):
     """Multi-head Reformer self-attention; see `attention_jax.subquadratic.lsh_attention`.
 
-    Queries are keys as well, so there is no projection to keys, and `num_kv_heads` is of the
+    Queries are also the keys, so there is no key projection, and `num_kv_heads` applies to the
     values. The hash is drawn once, from the stream of the parameters. Settings are as in
     `LinearAttention`, without `fused_qkv`.
 
@@ -321,13 +321,13 @@ class LSHAttention(FamilyAttention):
 
 @settings
 class RoutedAttention(FamilyAttention):
-    """Multi-head attention to chosen blocks; see `attention_jax.subquadratic.routed_attention`.
+    """Multi-head routed block attention; see `attention_jax.subquadratic.routed_attention`.
 
     Settings are as in `LinearAttention`.
 
     Args:
-        block_size: Of queries and keys; None is 64.
-        num_blocks: The number of blocks of keys that each block of queries chooses.
+        block_size: Block length of queries and keys; None is 64.
+        num_blocks: The number of key blocks selected for each query block.
 
     References:
         Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv:2502.13189.

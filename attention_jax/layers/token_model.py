@@ -1,4 +1,4 @@
-"""What the models of tokens share: embeddings, absolute positions and logits."""
+"""The base of the token models: embeddings, absolute positions and logits."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -30,9 +30,9 @@ class TokenModel(TransformerSettings):
         mlp_features: Width of the networks' hidden layers.
         positions: "sinusoidal" as in the original, or "learned", added to the embeddings; or a
             scheme of self-attention, as in `MultiHeadAttention`; None is no positions.
-        max_length: The number of learned positions; for them alone.
+        max_length: The number of learned positions; only for those.
         tie_output: Whether the logits' weights are the target embedding's, as in the original;
-            otherwise they are a layer of their own.
+            otherwise they are a separate layer.
         dropout_rate: Probability that an entry is dropped in training, of the embeddings and of
             every sub-layer's output, in [0, 1).
         embedding_init: Initialiser of the embeddings; None is normal with variance 1/D.
@@ -54,7 +54,7 @@ class TokenModel(TransformerSettings):
 
     _counts = ("num_layers", "features", "mlp_features")
     _arguments: ClassVar = {
-        "deterministic": "Whether to leave dropout out; wins over the constructor's flag.",
+        "deterministic": "Whether to disable dropout; overrides the constructor's flag.",
         "query_positions": "ints `[T]` or `[*B, T]`, the positions of the tokens; by default as in "
         "the class.",
     }

@@ -1,4 +1,4 @@
-"""Whether dropout is active: by flags that are known, or traced."""
+"""Whether dropout is active, by static or traced flags."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import is_concrete
 
-# A traced boolean too: under a remat that traces keywords Python's own are no longer known.
+# A traced boolean is allowed too: a remat that traces keyword arguments traces Python's booleans.
 Flag = Annotated[Any, bool | None]
 Out = TypeVar("Out")
 
@@ -17,17 +17,17 @@ Out = TypeVar("Out")
 def is_training(
     name: str, rate: float | int, call: Flag, constructed: Flag, hint: str = ""
 ) -> bool | Array:
-    """Whether dropout is active; the call's flag wins over the constructor's.
+    """Whether dropout is active; the call's flag overrides the constructor's.
 
     Args:
         name: The layer's name, for the message.
         rate: Its dropout rate; without one flags are ignored.
         call: `deterministic` as given in the call.
         constructed: `deterministic` as given at construction.
-        hint: How else the flag is set, for the message.
+        hint: Another way to set the flag, for the message.
 
     Returns:
-        A plain bool, or a traced one where the flag is traced.
+        A Python bool, or a traced one if the flag is traced.
 
     Raises:
         ValueError: If there is a rate and neither flag is given.
@@ -46,7 +46,7 @@ def is_training(
 def if_training(
     training: bool | Array, dropped: Callable[[], Out], plain: Callable[[], Out]
 ) -> Out:
-    """`dropped()` in training, else `plain()`; a branch where the flag is traced."""
+    """`dropped()` in training, else `plain()`; a `lax.cond` if the flag is traced."""
     if isinstance(training, bool):
         return dropped() if training else plain()
     return jax.lax.cond(training, dropped, plain)

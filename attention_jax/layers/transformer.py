@@ -1,4 +1,4 @@
-"""The encoder–decoder of "Attention Is All You Need", with its attention by choice."""
+"""The encoder–decoder of "Attention Is All You Need"."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,27 +33,27 @@ from attention_jax.softmax import Stats
 
 @settings
 class Transformer(TokenModel):
-    """A sequence-to-sequence Transformer, from token ids to logits of the next target token.
+    """Encoder–decoder Transformer, from token ids to logits of the next target token.
 
         x = √D · embed(token) + sinusoidal(position)
         memory = encoder(x_source);   logits = W_vocab decoder(x_target, memory)
 
-    Masks say which tokens are real. They are boolean arrays of the ids' own shape (True is a real
-    token), or mask objects such as `attention_jax.masks.padding(lengths)`. The states of padded
-    positions are finite and visible to no other position. A token's position is 0, 1, … unless it
-    is given; under a boolean array real tokens alone count, so that padding may be on either side.
+    Masks mark the real tokens. They are boolean arrays of the ids' shape (True is a real token), or
+    mask objects such as `attention_jax.masks.padding(lengths)`. The states of padded positions are
+    finite and visible to no other position. Default positions are 0, 1, …; with a boolean array
+    only real tokens are counted, so that padding may be on either side.
 
     Args:
         num_layers: Layers of the encoder, and of the decoder.
         source_vocab: Number of source tokens.
         target_vocab: Number of target tokens.
-        mask: A mask object or boolean array that holds in every call, for self-attention of
-            encoder and decoder.
-        cross_score: The score of the decoder's attention to the source.
-        cross_attention: "attention", or "mean": the decoder uses the mean of the valid encoder
-            states and nothing else of the source.
-        share_embedding: Whether source and target have one embedding, as in the original; the
-            vocabularies must then have one size.
+        mask: A mask object or boolean array for the self-attention of encoder and decoder in every
+            call.
+        cross_score: The score of the decoder's cross-attention.
+        cross_attention: "attention", or "mean": the decoder uses only the mean of the valid encoder
+            states.
+        share_embedding: Whether source and target share one embedding, as in the original; the
+            vocabularies must then be of equal size.
 
     Raises:
         ValueError: If sizes do not fit, a rate lies outside [0, 1), or a name is unknown.
@@ -111,7 +111,7 @@ class Transformer(TokenModel):
         query_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B S D"]:
-        """The encoder's states, one for each source token.
+        """The encoder's states.
 
         Returns:
             `[*B, S, features]`.
@@ -134,7 +134,7 @@ class Transformer(TokenModel):
         query_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B T D"]:
-        """The decoder's states, from which `logits` are made.
+        """The decoder's states, the input of `logits`.
 
         Returns:
             `[*B, T, features]`.
@@ -145,7 +145,7 @@ class Transformer(TokenModel):
 
     @arguments_of(decode_states)
     def decode(self, *args: Any, **call_options: Any) -> Float[Array, "*B T vocab"]:
-        """Logits of the token after each target token.
+        """Logits of the next token at each target position.
 
         Returns:
             `[*B, T, target_vocab]`; row t depends on target tokens 0..t.
@@ -155,14 +155,14 @@ class Transformer(TokenModel):
     def new_cache(
         self, memory: Memory, length: int, *, dtype: Any = None, memory_valid: Any = None
     ) -> Any:
-        """Each layer's cache before the first target token, for `with_cache`.
+        """The layers' empty caches for `with_cache`, with the projected memory.
 
         Args:
-            memory: The encoder's states `[*B, S, features]`; every layer projects them here, once.
+            memory: The encoder's states `[*B, S, features]`; every layer projects them once, here.
             length: The number of tokens that it can hold.
-            dtype: What keys and values of the tokens are stored in; None is the layers', or
+            dtype: The storage dtype of the tokens' keys and values; None is the layers', or
                 float32.
-            memory_valid: bool `[*#B, S]`, which states are real; or give a mask in each step.
+            memory_valid: bool `[*#B, S]`, which states are real; or pass a mask in each step.
 
         Raises:
             ValueError: If there are fewer learned positions.
@@ -180,15 +180,15 @@ class Transformer(TokenModel):
         deterministic: Flag = None,
         **random: Any,
     ) -> tuple[Float[Array, "*B T vocab"], Any]:
-        """Logits of the token after each of the next target tokens: rows of `decode`.
+        """Logits for the next target tokens over a cache: rows of `decode`.
 
         Args:
             target: Ids `[*B, T]` of the T next tokens.
-            cache: The tokens before, from `new_cache`.
+            cache: The previous tokens, from `new_cache`.
             valid: bool `[*#B, T]`, which target tokens are real.
 
         Returns:
-            `[*B, T, target_vocab]` and the next cache.
+            `[*B, T, target_vocab]` and the updated cache.
         """
         check_batch("target", target, cache, 1)
         at = first_cache(cache).next_positions(np.shape(target)[-1], valid)
@@ -200,7 +200,7 @@ class Transformer(TokenModel):
         return self.logits(x), cache
 
     def logits(self, states: Features) -> Float[Array, "*B T vocab"]:
-        """Logits of target tokens.
+        """Logits of the decoder's states.
 
         Args:
             states: The decoder's states `[*B, T, features]`.
@@ -222,11 +222,11 @@ class Transformer(TokenModel):
         target_positions: Any = None,
         **random: Any,
     ) -> Float[Array, "*B T vocab"]:
-        """Logits of the token after each target token, given the source.
+        """Logits of the next token at each target position, given the source.
 
         Args:
             source: Ids `[*B, S]`.
-            target: Ids `[*B, T]`, the first being the one that begins every sentence.
+            target: Ids `[*B, T]`, of which the first begins every sentence.
             source_mask: Which source tokens are real.
             target_mask: Which target tokens are real.
             source_positions: ints `[S]` or `[*B, S]`; by default as in the class.
@@ -248,7 +248,7 @@ class Transformer(TokenModel):
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
     ) -> Float[Array, "L *B N T S"]:
-        """The decoder's weights of its attention to the source, for the token after each target.
+        """The weights of the decoder's cross-attention.
 
         Returns:
             `[num_layers, *B, N, T, S]`, without dropout; N is 1 for the mean.
@@ -263,7 +263,7 @@ class Transformer(TokenModel):
         source_mask: AnyMask = None,
         target_mask: AnyMask = None,
     ) -> Stats:
-        """Entropy, lse and largest logit of the decoder's attention to the source, in O(T + S).
+        """Entropy, lse and largest logit of the decoder's cross-attention, in O(T + S) memory.
 
         Returns:
             Statistics `[num_layers, *B, N, T]`, without dropout; N is 1 for the mean.

@@ -1,4 +1,4 @@
-"""What the layers of encoder and decoder share: settings, self-attention and network."""
+"""The base of encoder and decoder layers: settings, self-attention and network."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,20 +24,20 @@ Extra = TypeVar("Extra")
 
 @settings
 class TransformerSettings(LinearSettings):
-    """The settings that a Transformer's layers, stacks and models share.
+    """The settings shared by a Transformer's layers, stacks and models.
 
     Args:
-        norm: Where LayerNorm stands: "post" as in the original, or "pre".
+        norm: The placement of LayerNorm: "post" as in the original, or "pre".
         score: The score of self-attention, as in `MultiHeadAttention`.
-        mask: A mask object or boolean array that holds in every call, for self-attention.
+        mask: A mask object or boolean array for self-attention in every call.
         positions: The position scheme of self-attention, as in `MultiHeadAttention`.
         activation: The network's elementwise function.
-        attention: What makes self-attention: None for `MultiHeadAttention`, a module of its kind,
-            such as `LinearAttention`, or a `functools.partial` of one.
+        attention: The class of self-attention: None for `MultiHeadAttention`, a similar module such
+            as `LinearAttention`, or a `functools.partial` of one.
         dropout_rate: Probability that an entry of a sub-layer's output is dropped in training, in
             [0, 1).
         attention_dropout_rate: Probability that a weight is dropped in training, in [0, 1).
-        deterministic: Whether to leave dropout out, unless the call says otherwise.
+        deterministic: Whether to disable dropout; a call's flag overrides it.
         num_kv_heads: K, the number of key/value heads, as in `MultiHeadAttention`.
         normalize_qk: Whether queries and keys are normalised, as in `MultiHeadAttention`.
         value_features: The width of the values, as in `MultiHeadAttention`.
@@ -77,7 +77,7 @@ class TransformerSettings(LinearSettings):
         return jnp.asarray(cast(x, self.dtype))
 
 
-# Submodules are made of these, and no call uses them.
+# Only construction uses these.
 TransformerSettings._passed_on = tuple(
     name for name in setting_names(TransformerSettings) if name not in ("norm", "dtype")
 )
@@ -88,17 +88,17 @@ _ATTENTION += ("implementation", "block_size", "out_kernel_init")
 def scored_attention(
     make: Construction, score: Any, kind: Callable[..., Any] | None = None, **options: Any
 ) -> Any:
-    """An attention of a Transformer layer.
+    """Makes an attention of a Transformer layer.
 
     Args:
         make: The construction of the layer.
         score: The attention's score.
-        kind: What makes it; None for `MultiHeadAttention`.
+        kind: Its class; None for `MultiHeadAttention`.
         **options: Its other settings.
     """
     options |= {"score": score, "dropout_rate": make.given.attention_dropout_rate}
     options |= make.take(*_ATTENTION)
-    # None is the default of each; a partial may have another.
+    # None is the default of each; a partial may define another.
     options = {name: value for name, value in options.items() if value is not None}
     sizes = (make.given.num_heads, make.given.in_features)
     return make.attention(kind, *sizes, **options, **make.linear_options())
@@ -112,8 +112,8 @@ class TransformerLayer(TransformerSettings):
         num_heads: N, the number of heads.
         in_features: D, width of input and output.
         mlp_features: Width of the network's hidden layer.
-        decode: Whether calls bring the next tokens only, and self-attention keeps keys and values
-            of those before, as in `MultiHeadAttention`.
+        decode: Whether inputs are the next tokens only, and self-attention stores keys and values,
+            as in `MultiHeadAttention`.
     """
 
     num_heads: int
@@ -127,7 +127,7 @@ class TransformerLayer(TransformerSettings):
         "x": "`[*B, T, in_features]`.",
         "mask": "A mask object or boolean array `[*#B, #N, #T, #T]`, True where a query may attend "
         "to a\n    key of self-attention.",
-        "deterministic": "Whether to leave dropout out; wins over the constructor's flag.",
+        "deterministic": "Whether to disable dropout; overrides the constructor's flag.",
         "valid": "bool `[*#B, T]`, which of the tokens are real; with `decode` or a cache.",
         "query_positions": "ints `[T]` or `[*B, T]`, 0..T-1 by default; with `decode` those of the "
         "cache.",
@@ -158,7 +158,7 @@ class TransformerLayer(TransformerSettings):
         deterministic: Flag,
         random: Any,
     ) -> tuple[Array, Extra]:
-        """`x` and a change of it, with the norm before or after, and what the change returns."""
+        """A residual connection around `change`, with the norm before or after; and its extras."""
         pre = self.norm == "pre"
         changed, extra = change(nan_propagating(norm, x) if pre else x)
         x = x + self.dropout(changed, deterministic=deterministic, **random)
@@ -172,8 +172,8 @@ class TransformerLayer(TransformerSettings):
         cache: KVCache | None = None,
         **call_options: Any,
     ) -> tuple[Array, Any]:
-        """Self-attention, and the next cache where there is one."""
-        # What is not given is left out: another attention may not take it.
+        """Self-attention, and the updated cache if there is one."""
+        # Omits arguments that are None: another attention may not accept them.
         call_options = {name: value for name, value in call_options.items() if value is not None}
         call_options |= {"deterministic": deterministic, **random}
 
