@@ -21,10 +21,10 @@ _CACHE = {
 class MultiHeadAttention(attention.MultiHeadAttention, AttentionLayer):
     """Multi-head attention for Linen.
 
-    Widths that are not given are those of the inputs. With `decode` keys and values are in the
-    collection "cache", and `init` with inputs of the greatest length makes room for them.
+    Widths default to those of the inputs. With `decode` keys and values are in the collection
+    "cache", and `init` with inputs of the maximum length allocates it.
 
-    Inside `@nn.compact` Flax names a layer after its class: for a checkpoint of Flax's own, give
+    Inside `@nn.compact` Flax names a layer after its class: for a checkpoint of Flax's layer, pass
     `name="MultiHeadDotProductAttention_0"`. Masks are boolean:
     `flax.linen.make_causal_mask(..., dtype=bool)`, whose default is float32.
 
@@ -51,7 +51,7 @@ class MultiHeadAttention(attention.MultiHeadAttention, AttentionLayer):
             for field, name in _CACHE.items()
             if self.has_variable("cache", name)
         }
-        # Flax's own has keys, values and an index alone: all of its tokens are real.
+        # Flax's cache has only keys, values and an index: all of its tokens are real.
         return KVCache(**{**unpadded(found["key"], found["value"], found["index"]), **found})
 
     @nn.nowrap

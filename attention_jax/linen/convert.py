@@ -1,4 +1,4 @@
-"""Parameters from one flavour to the other: the same numbers under the same names."""
+"""Conversion of parameters between Linen and NNX."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -13,16 +13,16 @@ Path = tuple[Any, ...]
 
 
 def from_nnx(module: nnx.Module) -> dict[str, Any]:
-    """The variables of the Linen module that was made with the same arguments.
+    """The variables of the Linen module with the same arguments.
 
     An NNX list `layers` of modules is `layers_0`, `layers_1`, … in Linen; all other names agree.
-    Flax's own attention modules have these names too.
+    Flax's attention modules have these names too.
 
     Args:
-        module: An NNX module; it stays as it is.
+        module: An NNX module; it is not changed.
 
     Returns:
-        `{"params": ...}`, for `apply`; `"adapted"`, where a score has states; and `"hash"`, where a
+        `{"params": ...}`, for `apply`; with `"adapted"` if a score has states, and `"hash"` if a
         layer hashes.
 
     Example:
@@ -45,12 +45,12 @@ def from_nnx(module: nnx.Module) -> dict[str, Any]:
 
 
 def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
-    """An NNX module with the parameters of the Linen module that was made with the same arguments.
+    """An NNX module with the parameters of the Linen module with the same arguments.
 
     Args:
-        variables: Those of the Linen module; of its collections "params", "adapted" and "hash"
-            count.
-        module: An NNX module made with the same arguments; it stays as it is.
+        variables: The variables of the Linen module; only its collections "params", "adapted" and
+            "hash" are used.
+        module: An NNX module with the same arguments; it is not changed.
 
     Returns:
         A copy of `module` with these parameters.
@@ -69,7 +69,7 @@ def to_nnx(variables: Mapping[str, Any], module: Module) -> Module:
 
 
 def _matched(found: Any, present: dict[Path, Any]) -> dict[Path, Any]:
-    """Linen's values under the paths of NNX."""
+    """Linen's values by NNX path."""
     flat: dict[Path, Any] = traverse_util.flatten_dict(found)
     wanted = {_linen_path(path): path for path in present}
     if unknown := sorted("/".join(map(str, p)) for p in set(flat) ^ set(wanted)):
@@ -87,7 +87,7 @@ def _matched(found: Any, present: dict[Path, Any]) -> dict[Path, Any]:
 
 
 def _called(name: str) -> Any:
-    """Whether a variable is of the class of that name; the class itself is NNX's affair."""
+    """Whether a variable is of the class of that name, without importing the class."""
 
     def is_one(path: Path, value: Any) -> bool:
         del path
@@ -96,7 +96,7 @@ def _called(name: str) -> Any:
     return is_one
 
 
-# Linen's collections: parameters, what training calls change, and what is drawn once and for all.
+# Linen's collections: parameters, states that training calls update, and random constants.
 _COLLECTIONS: dict[str, Any] = {
     "params": nnx.Param,
     "adapted": _called("Adapted"),

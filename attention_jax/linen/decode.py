@@ -1,4 +1,4 @@
-"""From a trained Linen model to sentences."""
+"""Decoding with a trained Linen model."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Our attention inside Flax Linen's own modules, as their `attention_fn`."""
+"""This library's attention as the `attention_fn` of Flax Linen's modules."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ from attention_jax.layers.arguments import AnyBias
 
 
 class AttentionFn(interop.AttentionFn):
-    """The callable. Flax drops an argument silently where it has no parameter of that name."""
+    """The callable. Flax silently drops arguments for which it has no parameter."""
 
     @interop.described
     def __call__(
@@ -35,20 +35,20 @@ class AttentionFn(interop.AttentionFn):
         attn_weights_value_einsum: Any = None,
         is_causal: bool = False,
     ) -> Float[Array, "*B T N V"]:
-        """The attention, called as `flax.linen.dot_product_attention`.
+        """Attention with the signature of `flax.linen.dot_product_attention`.
 
         Args:
             module: A `flax.linen.Module` into which the weights, before dropout, are sown as
-                "attention_weights"; that takes O(T·S) memory.
-            einsum_dot_general: Refused: there is no einsum whose product it could replace.
-            qk_attn_weights_einsum: Refused, as above.
-            attn_weights_value_einsum: Refused, as above.
+                "attention_weights", in O(T·S) memory.
+            einsum_dot_general: Not supported: there is no einsum whose product it could replace.
+            qk_attn_weights_einsum: Not supported.
+            attn_weights_value_einsum: Not supported.
 
         Returns:
             `[*B, T, N, V]`.
 
         Raises:
-            NotImplementedError: If an einsum is to be replaced.
+            NotImplementedError: If an einsum argument is given.
         """
         for name, einsum in (
             ("einsum_dot_general", einsum_dot_general),
@@ -57,8 +57,8 @@ class AttentionFn(interop.AttentionFn):
         ):
             if einsum is not None:
                 raise NotImplementedError(
-                    f"{name}: scores and outputs are computed in blocks, by no einsum that could "
-                    "be replaced; leave it out, or use Flax's own attention"
+                    f"{name} is not supported: scores and outputs are computed in blocks, without "
+                    "an einsum; omit it, or use Flax's attention"
                 )
         if module is not None and not isinstance(module, nn.Module):
             raise TypeError(f"module must be a flax.linen.Module, got {type(module).__name__}")
@@ -83,9 +83,9 @@ class AttentionFn(interop.AttentionFn):
 
 attention_fn = interop.factory(
     AttentionFn,
-    """Our attention for `flax.linen.MultiHeadDotProductAttention(attention_fn=...)`.
+    """This library's attention for `flax.linen.MultiHeadDotProductAttention(attention_fn=...)`.
 
-    Arguments that cannot be honoured are refused.
+    Unsupported arguments raise errors.
 
     Example:
         >>> import jax

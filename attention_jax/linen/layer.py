@@ -1,4 +1,4 @@
-"""How a body becomes a Linen module: its fields, its parts and its random keys."""
+"""The base of Linen modules derived from bodies: fields, submodules and random keys."""
 
 import dataclasses
 import inspect
@@ -21,15 +21,15 @@ from attention_jax.linen.stacking import apply_layers
 
 Parts = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
-MODULES: dict[Any, Any] = {}  # by the body that they are made of
+MODULES: dict[Any, Any] = {}  # modules by body
 
 
 class Layer(body.Body, nn.Module):
-    """Base of the Linen modules that are made of a body.
+    """Base of the Linen modules derived from a body.
 
     Args:
-        parts: Settings of submodules that differ from those that the layer gives them, as
-            `prune_heads` makes them: pairs of a path and of pairs of a name and a value.
+        parts: Overrides of submodules' settings, made by `prune_heads`: pairs of a path and of
+            pairs of a name and a value.
     """
 
     parts: Parts = dataclasses.field(default=(), kw_only=True)
@@ -52,13 +52,13 @@ class Layer(body.Body, nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
-        """Makes the parts."""
+        """Creates the submodules."""
         self._build(LinenConstruction(self))
         self._change_parts(vars(self))
 
     @nn.nowrap
     def _change_parts(self, made: Mapping[str, Any]) -> None:
-        """Gives submodules, by their names, the settings in `parts`."""
+        """Sets the settings in `parts` of submodules, by name."""
         for path, changes in self.parts:
             step, _, rest = path.partition("/")
             name, _, index = step.rpartition("_")
@@ -70,7 +70,7 @@ class Layer(body.Body, nn.Module):
             if rest:
                 changes = (("parts", (*part.parts, (rest, changes))),)
             for setting, value in changes:
-                object.__setattr__(part, setting, value)  # it is not set up yet
+                object.__setattr__(part, setting, value)  # before its setup
 
     @nn.nowrap
     def _part(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class Layer(body.Body, nn.Module):
 
     @nn.nowrap
     def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
-        # A submodule that is bound would need the variables.
+        # A bound submodule would need the variables.
         made = build(LinenConstruction(self, parent=None))
         self._change_parts({name: made})
         return made
@@ -124,7 +124,7 @@ class AttentionLayer(Layer):
 
 
 class LateParameter(nn.Module):
-    """A parameter whose shape is that of a call; it shares the scope of its layer."""
+    """A parameter whose shape is known in the call; it shares the scope of its layer."""
 
     called: str
     draw: Callable[[Array, Any], Array]
@@ -136,12 +136,12 @@ class LateParameter(nn.Module):
 
 
 class LinenConstruction(Construction):
-    """Makes the parts of a Linen module, in its `setup`."""
+    """Creates the submodules of a Linen module, in its `setup`."""
 
     def __init__(self, layer: Any, **options: Any) -> None:
         super().__init__(layer, body.setting_names(type(layer)))
         self._layer = layer
-        self._options = options  # of every submodule that is a layer: parent=None leaves it unbound
+        self._options = options  # of submodules that are layers: parent=None leaves them unbound
 
     def dense(self, inputs: int, outputs: int, **options: Any) -> nn.Dense:
         """`flax.linen.Dense`."""
@@ -149,7 +149,7 @@ class LinenConstruction(Construction):
         return nn.Dense(outputs, **self.linear_options(**options))
 
     def projection(self, inputs: Any, features: Any, axes: int = 1, **options: Any) -> Projection:
-        """`Projection`, whose sizes are those of a call."""
+        """A `Projection`, whose sizes are inferred in the call."""
         del inputs, features
         return Projection(axes=axes, **self.linear_options(**options))
 
@@ -178,7 +178,7 @@ class LinenConstruction(Construction):
         return self._layer.variable("hash", "hash_key", draw).value
 
     def discard(self, *names: str) -> None:
-        """Nothing: what is never called has no parameters."""
+        """No operation: a submodule that is never called has no parameters."""
 
     def layer_norm(self, features: Any, *, name: str = "", **options: Any) -> LayerNorm:
         """`LayerNorm`."""
@@ -186,34 +186,34 @@ class LinenConstruction(Construction):
         return LayerNorm(**self.take("dtype", "param_dtype"), **options)
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
-        """The module of the same name and body."""
+        """The Linen module of the body."""
         options = {**self.shared(body, options), **options}
         return MODULES[body](*args, **options, **self._options)
 
     def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
-        """The module that `kind` makes."""
+        """The module made by `kind`."""
         make = MODULES[MultiHeadAttention] if kind is None else kind
         return make(*args, **options, **self._options)
 
     def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
-        """A list of layers, or one that is scanned."""
+        """A list of layers, or one scanned layer."""
         return make() if scanned else [make() for _ in range(count)]
 
     def dropout_stream(self, rate: float | int) -> None:
-        """Nothing: the stream comes with `apply`."""
+        """No operation: `apply` provides the stream."""
 
     def score(self, given: Any, num_heads: int, query_depth: Any, key_depth: Any) -> None:
-        """`ScoreParameters`, whose sizes are those of queries and keys in a call."""
+        """`ScoreParameters`, whose sizes are inferred from queries and keys."""
         self.keep("score", ScoreParameters(score=given, **self._drawing()))
 
     def positions(self, given: Any, num_heads: int, depth: int | None) -> None:
-        """`PositionParameters`, whose sizes are those of a call."""
+        """`PositionParameters`, whose sizes are inferred in the call."""
         self.keep("positions", PositionParameters(positions=given, **self._drawing()))
 
     def _drawing(self) -> dict[str, Any]:
         return self.take("dtype", "param_dtype", "kernel_init")
 
     def keep(self, name: str, part: Any) -> None:
-        """A submodule of that name, as the attribute `_part_name`: a field keeps its own."""
+        """A submodule of that name, as the attribute `_part_name`, since fields are reserved."""
         named = None if part is None else part.clone(parent=self._layer, name=name)
         setattr(self._layer, f"_part_{name}", named)

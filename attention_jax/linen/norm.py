@@ -1,4 +1,4 @@
-"""Flax's LayerNorm, usable where implicit dtype promotion is switched off."""
+"""Flax's LayerNorm under strict dtype promotion."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from attention_jax._core.axes import Array
 
 
 class LayerNorm(nn.LayerNorm):
-    """`y = scale · (x − mean) / √(variance + ε) + bias` over the features, in float32 at least.
+    """`y = scale · (x − mean) / √(variance + ε) + bias` over the features, in at least float32.
 
     Arguments and parameters are Flax's. Flax promotes x to float32 implicitly, which JAX's strict
-    mode forbids; here it is allowed on purpose.
+    mode forbids; this class permits it.
     """
 
     @nn.compact

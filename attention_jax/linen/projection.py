@@ -1,4 +1,4 @@
-"""The linear layers around attention, whose widths are known when the inputs come."""
+"""Linear layers for Linen, whose widths are inferred from the inputs."""
 
 import math
 from typing import Any
@@ -18,13 +18,13 @@ Shape = tuple[Any, ...]
 
 
 class Projection(nn.Module, kw_only=True):
-    """`y = x W + b`, between features and heads.
+    """Linear projection `y = x W + b` between features and heads.
 
-    Parameters are those of `flax.linen.DenseGeneral`, drawn alike: with the fan of a matrix.
+    Parameters and initialisation are those of `flax.linen.DenseGeneral`, with the fan of a matrix.
 
     Args:
-        axes: How many of the last axes of x are summed over.
-        use_bias: Whether there is a b.
+        axes: The number of trailing axes of x that are contracted.
+        use_bias: Whether to add b.
         dtype: Dtype of the computation; None follows the input and the parameters.
         param_dtype: Dtype of the parameters.
         precision: As in `jax.lax.Precision`.
@@ -43,13 +43,13 @@ class Projection(nn.Module, kw_only=True):
     def __call__(
         self, x: Float[Array, "..."], features: Shape, known: Projected | None = None
     ) -> Float[Array, "..."]:
-        """The linear function.
+        """Applies the projection.
 
         Args:
             x: `[*B, length, ...]`.
             features: The last axes of the result.
-            known: The result, if one product of several projections has it. It holds for that
-                product's own input: where an interceptor hands on another x, it is computed anew.
+            known: The result, if a fused product has computed it. It is valid for that product's
+                input: if an interceptor passes another x, the result is recomputed.
 
         Returns:
             `[*B, length, *features]`.
@@ -64,7 +64,7 @@ class Projection(nn.Module, kw_only=True):
 
     @nn.compact
     def parameters(self, inputs: Shape, features: Shape) -> tuple[Array, Array | None]:
-        """The kernel `[*inputs, *features]` and the bias `[*features]`, or None for it."""
+        """The kernel `[*inputs, *features]` and the bias `[*features]` or None."""
         flat = (math.prod(inputs), math.prod(features))
         kernel = self.param(
             "kernel", _reshaped(self.kernel_init, flat), (*inputs, *features), self.param_dtype
@@ -76,7 +76,7 @@ class Projection(nn.Module, kw_only=True):
 
 
 def _reshaped(init: Initializer, flat: Shape) -> Initializer:
-    """Draws with the shape `flat`, whose fan is the right one, and gives it the other shape."""
+    """Initialises with the shape `flat`, which has the intended fan, and reshapes."""
 
     def draw(key: Any, shape: Shape, dtype: Any) -> Any:
         drawn = init(key, flat, dtype)

@@ -1,4 +1,4 @@
-"""Linen models with fewer heads: a smaller module and its variables."""
+"""Head pruning for Linen: a smaller module and its variables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,26 +20,26 @@ from attention_jax.linen.layer import Layer, Parts
 
 
 class Pruned(nn.Module):
-    """A module of another class than ours, with other settings in some of its attentions.
+    """A user's module with changed settings of some of its attentions.
 
-    It is used through `apply` and `init`, as `module` is.
+    It supports `apply` and `init`, as `module` does.
     """
 
     module: nn.Module
     parts: Parts
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """As the module's."""
+        """The module's `apply`."""
         with _setting(self.parts):
             return self.module.apply(*args, **options)
 
     def init_with_output(self, *args: Any, **options: Any) -> Any:
-        """As the module's; `init` comes here too."""
+        """The module's `init_with_output`, which `init` calls."""
         with _setting(self.parts):
             return self.module.init_with_output(*args, **options)
 
     def bind(self, *args: Any, **options: Any) -> Any:
-        """Refused: a bound module is set up outside of `apply`."""
+        """Not supported: a bound module is set up outside of `apply`."""
         raise NotImplementedError("a pruned module of another class: call apply(variables, ...)")
 
 
@@ -90,7 +90,7 @@ def _read(module: nn.Module, params: Any, path: str, name: str) -> Attention:
     projections = {part: own[part] for part in PROJECTIONS}
     held = (own.get("score", {}), own.get("positions", {}))
     layers = [
-        # Arrays of an object that are no parameters are in the object.
+        # Arrays of an object that are not parameters stay in the object.
         heads._replace(
             score={**_constants(score), **heads.score},
             positions={**_constants(getattr(positions, "given", None)), **heads.positions},
@@ -116,7 +116,7 @@ def _settings(layer: Any, new: Attention) -> dict[str, Any]:
     for other in shared[1:]:
         if not all(map(np.array_equal, other, shared[0])):
             raise NotImplementedError(
-                f"{new.path!r}: scanned layers share an array with an entry for each head; remove "
+                f"{new.path!r}: scanned layers share an array with a head axis; remove "
                 "the same heads in each, or build the model with scan_layers=False"
             )
     positions = layer.positions
@@ -146,7 +146,7 @@ def _parameters(own: Mapping[str, Any], new: Attention) -> dict[str, Any]:
 
 
 def _trained(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are parameters: floating ones."""
+    """The parameters, which are the floating-point arrays."""
     return {name: x for name, x in arrays.items() if np.issubdtype(x.dtype, np.floating)}
 
 
@@ -155,7 +155,7 @@ def _fixed(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(module: nn.Module, changes: dict[str, Any]) -> nn.Module:
-    """The module with other settings of its attentions, by path; "" is the module itself."""
+    """The module with new settings of its attentions, by path; "" is the module itself."""
     own = dict(changes.pop("", ()))
     if not changes:
         return module.clone(**own) if own else module
@@ -176,7 +176,7 @@ def _layer(module: Any, path: str, name: str) -> Any:
             for step in path.split("/"):
                 found = None if found is None else _part(found, step)
             if _is_attention(found):
-                _part(found, "")  # sets it up, and with that its settings
+                _part(found, "")  # runs its setup, which defines its settings
                 found = found.clone(parent=None)
     if not _is_attention(found):
         raise ValueError(
@@ -192,7 +192,7 @@ def _is_attention(module: Any) -> bool:
 
 def _part(module: nn.Module, name: str) -> Any:
     """The submodule of that name, or None."""
-    getattr(module, "_not_there", None)  # a missing attribute sets a module up
+    getattr(module, "_not_there", None)  # access to a missing attribute triggers setup
     own = {key: x for key, x in vars(module).items() if key != "parent"}
     found = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, nn.Module))
     return next((x for x in found if isinstance(x, nn.Module) and x.name == name), None)
@@ -205,7 +205,7 @@ def _at(params: Any, steps: Sequence[str]) -> Any:
 
 
 def _with(tree: Mapping[str, Any], steps: Sequence[str], new: Any) -> Any:
-    """The tree with another branch there."""
+    """The tree with the branch at a path replaced."""
     if not steps:
         return new
     return {**tree, steps[0]: _with(tree[steps[0]], steps[1:], new)}
@@ -218,10 +218,10 @@ prune_heads = for_flavour(
 
     Args:
         module: A `MultiHeadAttention`, or a module whose `setup` makes some, at any depth.
-        variables: Its variables, `{"params": ...}`; caches among them are left out.
+        variables: Its variables, `{"params": ...}`; caches are dropped.
 
     Returns:
-        The module and its variables. A module of a class of yours is used through `apply` and
+        The module and its variables. The result for a user-defined class supports only `apply` and
         `init`.
 
     Raises:
@@ -250,6 +250,6 @@ merge_similar_heads = for_flavour(
         variables: As in `prune_heads`.
 
     Returns:
-        The module and its variables; the module itself where no two heads are similar.
+        The module and its variables; the module itself if no two heads are similar.
     """,
 )

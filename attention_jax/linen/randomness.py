@@ -1,4 +1,4 @@
-"""Which key a layer drops out with: the stream "dropout" of `apply(..., rngs={"dropout": key})`."""
+"""The dropout key of a Linen layer: the stream of `apply(..., rngs={"dropout": key})`."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ def dropout_key(
     Args:
         module: The module.
         name: The layer's name, for the message.
-        training: Whether it drops anything out, maybe traced.
+        training: Whether dropout is active, possibly traced.
         given: A key, or None.
 
     Returns:
-        A key; None where there is none and it is not known whether it is needed.
+        A key; None if there is none and `training` is traced.
 
     Raises:
-        ValueError: If there is none and it is needed.
+        ValueError: If a key is needed and there is none.
     """
     if given is not None:
         return given
-    # Without a stream of this name Flax takes the one for parameters, which `init` has.
+    # Without a stream of this name Flax falls back to that of parameters, which `init` has.
     if module.has_rng("dropout") or module.has_rng("params"):
         return module.make_rng("dropout")
     if not isinstance(training, bool):

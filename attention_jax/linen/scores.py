@@ -1,4 +1,4 @@
-"""The parameters of a layer's score and of its position scheme, in Linen's tree."""
+"""The parameters of a layer's score and position scheme as Linen variables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +21,13 @@ from attention_jax.scores import Score
 
 
 class Parameters(nn.Module, kw_only=True):
-    """The parameters that a recipe names.
+    """The parameters of a recipe.
 
-    Floating arrays are parameters and train. Arrays of another kind are constants: those of an
-    object stay in it, those that a factory draws are variables of the collection "constants".
+    Floating-point arrays are parameters. Other arrays are constants: those of an object stay in it,
+    those made by a factory are variables of the collection "constants".
 
     Args:
-        dtype: The dtype of floating arrays in the computation; None is their own.
+        dtype: The computation dtype of floating-point arrays; None is the arrays' dtype.
         param_dtype: The dtype of the parameters.
         kernel_init: The initialiser of kernels.
     """
@@ -38,14 +38,14 @@ class Parameters(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _own(self, sizes: Sizes) -> Sizes:
-        """The sizes with what is settled here: Flax takes a dtype in arguments for an array."""
+        """Adds the dtype and initialiser to the sizes: Flax treats a dtype argument as an array."""
         return sizes._replace(param_dtype=self.param_dtype, kernel_init=self.kernel_init)
 
     @nn.compact
     def values(
         self, draws: Mapping[str, Draw], *, drawn: bool = False, adapted: tuple[str, ...] = ()
     ) -> dict[str, Array]:
-        """The present values of the parameters, each drawn by its function at `init`.
+        """The current values of the parameters, initialised by their functions at `init`.
 
         Args:
             draws: The functions, by name.
@@ -68,7 +68,7 @@ class Parameters(nn.Module, kw_only=True):
 
 
 class ScoreParameters(Parameters):
-    """The parameters of a layer's score; called, it gives the score itself.
+    """The parameters of a layer's score; calling it returns the score.
 
     Args:
         score: As in `MultiHeadAttention`.
@@ -77,13 +77,13 @@ class ScoreParameters(Parameters):
     score: AnyScore = None
 
     def __call__(self, sizes: Sizes) -> Score:
-        """The score with the present values of its parameters."""
+        """The score with the current values of its parameters."""
         recipe, values = self._present(sizes)
         return recipe.build(values)
 
     @property
     def adapts(self) -> bool:
-        """Whether there are states that training calls change."""
+        """Whether there are states that training calls update."""
         return not is_factory(self.score) and bool(recipes.recipe(self.score).adapted)
 
     def adapt(self, sizes: Sizes, result: Result) -> None:
@@ -98,7 +98,7 @@ class ScoreParameters(Parameters):
     def _present(self, sizes: Sizes) -> tuple[ScoreRecipe, dict[str, Array]]:
         sizes, score, drawn = self._own(sizes), self.score, is_factory(self.score)
         if drawn:
-            # Only the structure of what it makes is used after `init`, whatever the key.
+            # After `init` only the structure of the result is used, which is the same for any key.
             key = self.make_rng("params") if self.is_initializing() else jax.random.key(0)
             score = self.score(sizes.num_heads, sizes.query_depth, key)
             if not isinstance(score, Score):
@@ -112,7 +112,7 @@ class ScoreParameters(Parameters):
 
 
 class PositionParameters(Parameters):
-    """The parameters of a layer's position scheme; called, it gives what is added to the scores.
+    """The parameters of a layer's position scheme; calling it returns the bias.
 
     Args:
         positions: As in `MultiHeadAttention`.
@@ -121,12 +121,12 @@ class PositionParameters(Parameters):
     positions: AnyPositions = None
 
     def __call__(self, sizes: Sizes) -> Term | None:
-        """The bias with the present values of its parameters; None for nothing."""
+        """The bias with the current values of its parameters; None for no bias."""
         recipe, sizes = position_recipes.recipe(self.positions), self._own(sizes)
         recipe.check(sizes)
         return recipe.bare().bias(self.values(recipe.parameters(sizes)), sizes.num_heads)
 
     @nn.nowrap
     def rotate(self, x: Array, at: Any) -> Array:
-        """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
+        """Rotates queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
         return position_recipes.recipe(self.positions).rotate(x, at)

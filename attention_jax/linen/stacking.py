@@ -1,4 +1,4 @@
-"""Layers applied in turn: written out or scanned, kept or recomputed in the backward pass."""
+"""Stacks of layers, unrolled or scanned, with optional rematerialisation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Call = Callable[..., tuple[Any, Any]]
 
 
 def apply_layers(stack: Any, call: Call, carry: Any, items: Any) -> tuple[Any, Any]:
-    """`Body._each` for Linen, whose random keys come with `apply`."""
+    """`Body._each` for Linen, whose random keys are passed to `apply`."""
     if stack.remat is not False:
         call = nn.remat(call, policy=checkpoint_policy(stack.remat))
     if stack.scan_layers:

@@ -15,7 +15,7 @@ class Dropout(dropout.Dropout, Layer):
 
 
 class FeedForward(feed_forward.FeedForward, Layer):
-    """The position-wise network for Linen."""
+    """The position-wise feed-forward network for Linen."""
 
 
 class TransformerEncoderLayer(encoder_layer.TransformerEncoderLayer, Layer):

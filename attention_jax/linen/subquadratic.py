@@ -1,4 +1,4 @@
-"""Multi-head attention by the sub-quadratic families, for Linen."""
+"""Multi-head attention of the sub-quadratic families for Linen."""
 
 from attention_jax.layers import subquadratic
 from attention_jax.linen.attention import MultiHeadAttention

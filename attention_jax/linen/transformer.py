@@ -1,11 +1,11 @@
-"""Models of tokens for Linen."""
+"""Token models for Linen."""
 
 from attention_jax.layers import embedding, language, transformer
 from attention_jax.linen.layer import Layer
 
 
 class AbsolutePositions(embedding.AbsolutePositions, Layer):
-    """Absolute positions for Linen."""
+    """Absolute position embeddings for Linen."""
 
 
 class Transformer(transformer.Transformer, Layer):

@@ -1,6 +1,6 @@
-"""Flax NNX modules over the engine: Flax's names, any score, any mask.
+"""Flax NNX modules with Flax's names, any score and any mask.
 
-Imported by name, `from attention_jax import nnx`: the library itself does not need Flax.
+Import them explicitly, `from attention_jax import nnx`: the library does not require Flax.
 """
 
 from attention_jax.layers.initializers import small_init as small_init

@@ -15,7 +15,7 @@ from attention_jax.layers.caches import unpadded
 from attention_jax.layers.construction import Construction
 from attention_jax.nnx.layer import DroppingLayer, Layer, module
 
-# What is not a shape gets an error of ours.
+# Any value is accepted here, because `init_cache` raises a clear error.
 InputShape = Annotated[Any, tuple[int, ...]]
 Metadata = Mapping[str, Any] | None
 _CACHE = {
@@ -28,19 +28,19 @@ _CACHE = {
 
 @settings
 class _Caching(DroppingLayer):
-    """What multi-head attention has in NNX alone.
+    """The NNX-specific settings of multi-head attention.
 
     Args:
         in_features: Width of `inputs_q`.
         qkv_features: D, the width of all heads together, a multiple of N; None is `in_features`.
         out_features: Width of the output; None is `in_features`.
-        keep_rngs: Whether the layer keeps a dropout stream; without one training calls give `rngs`.
-        kernel_metadata: What every kernel's variable carries besides, such as an `out_sharding`.
-        out_kernel_metadata: That of the output kernel; None or empty is `kernel_metadata`.
-        bias_metadata: That of the biases.
-        out_bias_metadata: That of the output bias; None or empty is `bias_metadata`.
-        query_ln_scale_metadata: That of the scale that normalises queries.
-        key_ln_scale_metadata: That of the scale that normalises keys.
+        keep_rngs: Whether the layer keeps a dropout stream; if not, training calls pass `rngs`.
+        kernel_metadata: Metadata of every kernel's variable, such as an `out_sharding`.
+        out_kernel_metadata: Metadata of the output kernel; None or empty is `kernel_metadata`.
+        bias_metadata: Metadata of the biases.
+        out_bias_metadata: Metadata of the output bias; None or empty is `bias_metadata`.
+        query_ln_scale_metadata: Metadata of the scale of the queries' LayerNorm.
+        key_ln_scale_metadata: Metadata of the scale of the keys' LayerNorm.
     """
 
     _: dataclasses.KW_ONLY
@@ -57,8 +57,8 @@ class _Caching(DroppingLayer):
 class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
     """Multi-head attention for NNX.
 
-    `init_cache` makes room for `decode`. Weights that are sown outside `flax.nnx.capture` replace
-    the method `attention_weights` until `flax.nnx.pop` takes them out.
+    `init_cache` allocates the cache of `decode`. Weights sown outside `flax.nnx.capture` replace
+    the method `attention_weights` until `flax.nnx.pop` removes them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,18 +83,18 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
         self.num_kv_heads = self.num_kv_heads or self.num_heads
         (_, self.head_dim), _, (_, self.value_dim) = self._heads(width)
         super()._build(make)
-        self._forget_cache()
+        self._drop_cache()
 
     def init_cache(self, input_shape: InputShape, dtype: Any = jnp.float32) -> None:
-        """Makes the layer's own cache, or empties it; `decode=True` needs it.
+        """Creates or resets the layer's internal cache, which `decode=True` requires.
 
         Args:
-            input_shape: `[*B, length, in_features]`: that of the longest input.
-            dtype: What keys and values are stored in.
+            input_shape: `[*B, length, in_features]`, the shape of the longest input.
+            dtype: The storage dtype of keys and values.
 
         Raises:
             TypeError: If it is not a shape.
-            ValueError: If it is not that of an input of this layer.
+            ValueError: If it is not the shape of an input of this layer.
         """
         if not isinstance(input_shape, (tuple, list)):
             raise TypeError(
@@ -117,13 +117,13 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
         batch_size: int | tuple[int, ...] | None = None,
         max_length: int | None = None,
     ) -> None:
-        """Sets what `flax.nnx.view` sets.
+        """Sets the attributes of `flax.nnx.view`.
 
         Args:
-            deterministic: Whether to leave dropout out.
-            decode: Whether calls bring the next tokens only.
-            batch_size: `*B` of a new cache, made where there is none yet.
-            max_length: Its length.
+            deterministic: Whether to disable dropout.
+            decode: Whether inputs are the next tokens only.
+            batch_size: `*B` of a new cache, created if there is none yet.
+            max_length: The length of the new cache.
         """
         super().set_view(deterministic)
         if decode is not None:
@@ -136,7 +136,7 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
             batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
             self.init_cache((*batch, max_length, self.in_features), self.dtype or jnp.float32)
 
-    def _forget_cache(self) -> None:
+    def _drop_cache(self) -> None:
         for name in _CACHE.values():
             setattr(self, name, nnx.data(None))
 
@@ -144,7 +144,7 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
         if getattr(self, _CACHE["key"]) is None:
             raise ValueError("decode=True needs a cache: call init_cache first")
         kept = {field: getattr(self, name)[...] for field, name in _CACHE.items()}
-        # Calls that decode bring real tokens alone, which Flax's three variables describe.
+        # In decoding calls all tokens are real, so Flax's three variables suffice.
         return KVCache(**{**unpadded(kept["key"], kept["value"], kept["index"]), **kept})
 
     def _store_cache(self, cache: KVCache) -> None:
@@ -154,18 +154,18 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
     def _decode_step(self, inputs: tuple[Any, Any, Any], valid: Any, **options: Any) -> Array:
         if any(x is not inputs[0] for x in inputs):
             raise ValueError(
-                "decode=True is self-attention and makes keys and values of inputs_q alone; for a "
-                "memory that stays use `new_memory_cache` and `with_memory_cache`"
+                "decode=True is self-attention, with keys and values of inputs_q only; for a "
+                "constant memory use `new_memory_cache` and `with_memory_cache`"
             )
         if valid is not None:
-            raise ValueError("the layer's own cache keeps real tokens alone: use with_cache")
+            raise ValueError("the internal cache holds only real tokens: use with_cache")
         return super()._decode_step(inputs, None, **options)
 
     def _sow_weights(self, weights: Array) -> None:
         name = "attention_weights"
         if hasattr(self, "__captures__") or name in vars(self):
             self.sow(nnx.Intermediate, name, weights)
-        else:  # as Flax's own sow, for which the method would be something that was sown
+        else:  # as in Flax's sow, which would take the method for a sown value
             setattr(self, name, nnx.Intermediate((weights,)))
 
 

@@ -1,4 +1,4 @@
-"""From a trained NNX model to sentences."""
+"""Decoding with a trained NNX model."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Out = TypeVar("Out")
 def _decoder(model: Model) -> Decoder:
     prompt = isinstance(model, TransformerLM)
     names = ("embedding",) * 2 if prompt else ("source_embedding", "target_embedding")
-    # A model derived from ours may embed its tokens in another way.
+    # A subclass may embed its tokens in another way.
     source, target = (vocabulary(getattr(model, name, None)) for name in names)
     sentence, beams = (functools.partial(run, *nnx.split(model)) for run in (_sentence, _beams))
     return Decoder(prompt, source, target, sentence, beams)

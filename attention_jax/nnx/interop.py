@@ -1,4 +1,4 @@
-"""Our attention inside `flax.nnx.MultiHeadAttention`, as its `attention_fn`."""
+"""This library's attention as the `attention_fn` of `flax.nnx.MultiHeadAttention`."""
 
 import functools
 from typing import Any
@@ -34,12 +34,12 @@ class AttentionFn(interop.AttentionFn):
         is_causal: bool = False,
         force_fp32_for_softmax: bool = False,
     ) -> Float[Array, "*B T N V"]:
-        """The attention, called as `flax.nnx.dot_product_attention`.
+        """Attention with the signature of `flax.nnx.dot_product_attention`.
 
         Args:
             module: A `flax.nnx.Module` into which the weights, before dropout, are sown as
-                "attention_weights"; that takes O(T·S) memory.
-            promote_dtype: What brings query, key and value to one dtype, as in Flax.
+                "attention_weights", in O(T·S) memory.
+            promote_dtype: Converts query, key and value to one dtype, as in Flax.
 
         Returns:
             `[*B, T, N, V]`.
@@ -70,7 +70,7 @@ class AttentionFn(interop.AttentionFn):
 
 attention_fn = interop.factory(
     AttentionFn,
-    """Our attention for `flax.nnx.MultiHeadAttention(attention_fn=...)`.
+    """This library's attention for `flax.nnx.MultiHeadAttention(attention_fn=...)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How a body becomes an NNX module: its constructor, its parts and its random keys."""
+"""The base of NNX modules derived from bodies: constructor, submodules and random keys."""
 
 import dataclasses
 import difflib
@@ -25,15 +25,15 @@ from attention_jax.nnx.stacking import apply_layers, stacked
 
 Class = TypeVar("Class", bound=type)
 
-MODULES: dict[Any, Any] = {}  # by the body that they are made of
+MODULES: dict[Any, Any] = {}  # modules by body
 
 
 @body.settings
 class Layer(body.Body, nnx.Module):
-    """Base of the NNX modules that are made of a body.
+    """Base of the NNX modules derived from a body.
 
     Args:
-        rngs: Streams for the parameters and, with a rate, "dropout".
+        rngs: Streams for the parameters and, with a dropout rate, "dropout".
     """
 
     _: dataclasses.KW_ONLY
@@ -41,7 +41,7 @@ class Layer(body.Body, nnx.Module):
 
     _flavour: ClassVar[str] = "nnx"
     _random: ClassVar[Mapping[str, str]] = {
-        "rngs": "The stream of dropout keys, or the streams; wins over the layer's own."
+        "rngs": "The stream of dropout keys, or the streams; overrides the layer's."
     }
     _flag_hint: ClassVar[str] = ", or call train() or eval()"
 
@@ -53,7 +53,7 @@ class Layer(body.Body, nnx.Module):
         return getattr(self, name)
 
     def _unbound(self, name: str, build: Callable[[Construction], Any]) -> Any:
-        del build  # it was made at construction
+        del build  # made at construction
         return getattr(self, name)
 
     def _each(
@@ -76,18 +76,18 @@ class Layer(body.Body, nnx.Module):
         return getattr(self, name)[...]
 
     def _dropout_key(self, name: str, training: bool | Array, rngs: Any = None) -> Array:
-        del training  # without a stream there is an error even where the flag is traced
+        del training  # a missing stream is an error even if the flag is traced
         return dropout_key(name, rngs, self.rngs)
 
 
 class DroppingLayer(Layer):
-    """Base of the NNX modules that drop something out themselves."""
+    """Base of the NNX modules with dropout."""
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Sets what `flax.nnx.view` sets.
+        """Sets the attributes of `flax.nnx.view`.
 
         Args:
-            deterministic: Whether to leave dropout out.
+            deterministic: Whether to disable dropout.
         """
         if deterministic is not None:
             self.deterministic = deterministic
@@ -95,12 +95,12 @@ class DroppingLayer(Layer):
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 def module(cls: Class) -> Class:
-    """Gives an NNX module its constructor: the settings of its body and `rngs`.
+    """Defines the constructor of an NNX module: the settings of its body and `rngs`.
 
-    Settings become attributes, but for those that are only passed on to submodules.
+    Settings become attributes, except those that are only passed to submodules.
     """
     body.settings(cls)
-    shared = body.setting_names(cls.__bases__[0])  # the flavour's own come last
+    shared = body.setting_names(cls.__bases__[0])  # the flavour's settings come last
     fields = sorted(
         dataclasses.fields(cls),  # type: ignore[arg-type]
         key=lambda field: (field.kw_only, field.name not in shared),
@@ -124,20 +124,20 @@ def module(cls: Class) -> Class:
     __init__.__signature__ = signature.replace(parameters=bound)  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     cls.__init__ = __init__  # type: ignore[misc]
-    cls.__no_type_check__ = True  # type: ignore[attr-defined]  # wrong arguments get our errors
+    cls.__no_type_check__ = True  # type: ignore[attr-defined]  # arguments are checked explicitly
     cls.__signature__ = signature  # type: ignore[attr-defined]
     body.describe_class(cls, signature)
     MODULES[cls.__bases__[0]] = cls
     return cls
 
 
-_CALL = nnx.LinearGeneral.__call__  # what observes or changes calls replaces it on the class
+_CALL = nnx.LinearGeneral.__call__  # observers and interceptors replace it on the class
 
 
 def _as_made(part: Any, layer: Any, other: Any) -> bool:
-    """Whether a projection is linear as `projection` makes it, so that its kernel is all of it.
+    """Whether a projection is unchanged since `projection` made it, and so defined by its kernel.
 
-    One that was replaced, derived or observed, as by `flax.nnx.capture`, is called instead.
+    A replaced, derived or observed one (as by `flax.nnx.capture`) must be called instead.
     """
     return (
         type(part) is nnx.LinearGeneral
@@ -166,7 +166,7 @@ def _parameter(field: Any) -> inspect.Parameter:
 def _bind(
     name: str, signature: inspect.Signature, args: Any, options: Any
 ) -> types.SimpleNamespace:
-    """The settings by name, defaults included."""
+    """The settings by name, including defaults."""
     for option in options:
         if option not in signature.parameters:
             close = difflib.get_close_matches(option, signature.parameters, 1)
@@ -181,7 +181,7 @@ def _bind(
 
 
 class NnxConstruction(Construction):
-    """Makes the parts of an NNX module, in the order in which they draw from the streams."""
+    """Creates the submodules of an NNX module, in the order in which they use the streams."""
 
     def __init__(self, layer: Any, given: Any) -> None:
         super().__init__(given, vars(given))
@@ -217,7 +217,7 @@ class NnxConstruction(Construction):
         return Hash(jax.random.key_data(self._rngs.params()))
 
     def discard(self, *names: str) -> None:
-        """None in their place."""
+        """Replaces the submodules by None."""
         for name in names:
             setattr(self._layer, name, nnx.data(None))
 
@@ -229,22 +229,22 @@ class NnxConstruction(Construction):
         return LayerNorm(features, rngs=self._rngs, **options)
 
     def layer(self, body: Any, *args: Any, **options: Any) -> Any:
-        """The module of the same name and body."""
+        """The NNX module of the body."""
         options = {**self.shared(body, options), **options}
         return MODULES[body](*args, rngs=self._rngs, **options)
 
     def attention(self, kind: Any, *args: Any, **options: Any) -> Any:
-        """The module that `kind` makes."""
+        """The module made by `kind`."""
         make = MODULES[MultiHeadAttention] if kind is None else kind
         return make(*args, rngs=self._rngs, **options)
 
     def layers(self, make: Callable[[], Any], count: int, scanned: bool) -> Any:
-        """A list of layers, or one whose variables are stacked."""
+        """A list of layers, or one layer with stacked variables."""
         every = [make() for _ in range(count)]
         return stacked(every) if scanned else nnx.List(every)
 
     def dropout_stream(self, rate: float | int) -> None:
-        """A fork of the stream "dropout", where there is a rate and a stream."""
+        """A fork of the stream "dropout", if there are a rate and a stream."""
         keep = getattr(self.given, "keep_rngs", True)
         self._layer.rngs = nnx.data(fork_stream(self._rngs, rate) if keep else None)
 

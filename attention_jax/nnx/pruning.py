@@ -1,4 +1,4 @@
-"""NNX models with fewer heads."""
+"""Head pruning for NNX."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -66,7 +66,7 @@ def _write(layer: Any, new: Attention) -> None:
         _set(getattr(layer, part), arrays)
     _set(layer.score, heads.score)
     if isinstance(new.positions, GivenBias) and not isinstance(layer.positions.recipe, GivenBias):
-        # Its arrays do not train, as they did not before.
+        # Its arrays remain constants.
         layer.positions.names = tuple(heads.positions)
         for name, x in heads.positions.items():
             setattr(layer.positions, name, nnx.Variable(x))
@@ -79,7 +79,7 @@ def _write(layer: Any, new: Attention) -> None:
     layer.key.out_features, layer.value.out_features = (kv, depth), (kv, value_depth)
     layer.num_heads, layer.num_kv_heads = count, kv
     layer.qkv_features, layer.value_features = count * depth, count * value_depth
-    layer._forget_cache()  # that of the removed heads' keys
+    layer._drop_cache()  # it holds the removed heads' keys
 
 
 def _set(module: Any, arrays: Mapping[str, Any]) -> None:
@@ -94,10 +94,10 @@ prune_heads = for_flavour(
     """For NNX.
 
     Args:
-        model: A `MultiHeadAttention`, or any NNX model that has some; it stays as it is.
+        model: A `MultiHeadAttention`, or any NNX model that contains some; it is not changed.
 
     Returns:
-        A model of the same class. States of optimisers do not fit it.
+        A model of the same class. The state of an optimiser of `model` does not fit it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,7 +115,7 @@ merge_similar_heads = for_flavour(
     """For NNX.
 
     Args:
-        model: A `MultiHeadAttention`, or any NNX model that has some; it stays as it is.
+        model: A `MultiHeadAttention`, or any NNX model that contains some; it is not changed.
 
     Returns:
         A model of the same class.

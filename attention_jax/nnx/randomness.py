@@ -1,4 +1,4 @@
-"""The streams of dropout keys: one given in the call wins over the one forked at construction."""
+"""The streams of dropout keys: a call's stream overrides the one forked at construction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ AnyRngs = nnx.Rngs | nnx.RngStream | None
 
 
 def check_rngs(name: str, rngs: Any) -> None:
-    """Raises a TypeError where the `rngs` of the constructor of `name` are something else."""
+    """Raises a TypeError if the `rngs` of the constructor of `name` are not streams."""
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(
             f"{name}: rngs must be flax.nnx.Rngs, such as nnx.Rngs(0), got {type(rngs).__name__}"
@@ -19,17 +19,17 @@ def check_rngs(name: str, rngs: Any) -> None:
 
 
 def fork_stream(rngs: nnx.Rngs, rate: float | int) -> nnx.RngStream | None:
-    """A "dropout" stream for a layer to keep; None where it needs none or `rngs` has none."""
+    """The "dropout" stream that a layer keeps; None if it needs none or `rngs` has none."""
     if rate == 0.0 or not ("dropout" in rngs or "default" in rngs):
         return None
     return rngs.dropout.fork()
 
 
 def dropout_key(name: str, call: AnyRngs, constructed: AnyRngs) -> Array:
-    """The next key of the stream in force.
+    """The next key of the call's or the layer's stream.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is not a stream.
         ValueError: If there is no stream.
     """
     stream: Callable[[], Array] | None = constructed if call is None else call

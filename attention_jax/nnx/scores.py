@@ -1,4 +1,4 @@
-"""The parameters of a layer's score and of its position scheme, as NNX variables."""
+"""The parameters of a layer's score and position scheme as NNX variables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,17 +21,17 @@ AnyScore = Score | ScoreRecipe | ScoreFactory | str | None
 
 
 class Hash(nnx.Variable):
-    """The key of a random hash; it does not train."""
+    """The key of a random hash, which is constant."""
 
 
 class Adapted(nnx.Variable):
-    """A state of a score that training calls change and no gradient reaches."""
+    """A state of a score, without gradient, that training calls update."""
 
 
 class Parameters(nnx.Module):
-    """The parameters that a recipe names.
+    """The parameters of a recipe.
 
-    Floating arrays are `nnx.Param` and train; arrays of another kind are plain variables.
+    Floating-point arrays are `nnx.Param`; other arrays are plain variables.
     """
 
     def _draw(
@@ -44,14 +44,14 @@ class Parameters(nnx.Module):
         self.names = tuple(draws)
         self.dtype = dtype
         for name, draw in draws.items():
-            # Only parameters that are there use up a key: a layer with the default score draws the
-            # same numbers as Flax's.
+            # Only existing parameters consume a key: a layer with the default score is initialised
+            # to the same numbers as Flax's.
             value = draw(rngs.params())
             kind = nnx.Param if jnp.issubdtype(value.dtype, jnp.floating) else nnx.Variable
             setattr(self, name, (Adapted if name in adapted else kind)(value))
 
     def values(self) -> dict[str, Array]:
-        """The present values, floating ones in the layer's dtype."""
+        """The current values, floating-point ones in the layer's dtype."""
         return {name: self._value(name) for name in self.names}
 
     def _value(self, name: str) -> Array:
@@ -61,7 +61,7 @@ class Parameters(nnx.Module):
 
 
 class ScoreParameters(Parameters):
-    """The parameters of a layer's score; called, it gives the score itself."""
+    """The parameters of a layer's score; calling it returns the score."""
 
     def __init__(self, score: AnyScore, sizes: Sizes, *, dtype: Any = None, rngs: nnx.Rngs) -> None:
         if callable(score) and not isinstance(score, Score | ScoreRecipe):
@@ -78,7 +78,7 @@ class ScoreParameters(Parameters):
 
     @property
     def adapts(self) -> bool:
-        """Whether there are states that training calls change."""
+        """Whether there are states that training calls update."""
         return bool(self.recipe.adapted)
 
     def adapt(self, sizes: Sizes, result: Result) -> None:
@@ -88,13 +88,13 @@ class ScoreParameters(Parameters):
             getattr(self, name)[...] = value
 
     def __call__(self, sizes: Sizes | None = None) -> Score:
-        """The score with the present values of its parameters, floating ones in `dtype`."""
+        """The score with the current values of its parameters, floating-point ones in `dtype`."""
         del sizes  # known since construction
         return self.recipe.build(self.values())
 
 
 class PositionParameters(Parameters):
-    """The parameters of a layer's position scheme; called, it gives what is added to the scores."""
+    """The parameters of a layer's position scheme; calling it returns the bias."""
 
     def __init__(
         self, given: AnyPositions, sizes: Sizes, *, dtype: Any = None, rngs: nnx.Rngs
@@ -105,9 +105,9 @@ class PositionParameters(Parameters):
         self._draw(recipe.parameters(sizes), dtype, rngs)
 
     def __call__(self, sizes: Sizes) -> Term | None:
-        """The bias with the present values of its parameters; None for nothing."""
+        """The bias with the current values of its parameters; None for no bias."""
         return self.recipe.bias(self.values(), sizes.num_heads)
 
     def rotate(self, x: Array, at: Any) -> Array:
-        """Queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
+        """Rotates queries or keys `[*B, T, N, H]` at positions `at`, None for 0..T-1."""
         return self.recipe.rotate(x, at)

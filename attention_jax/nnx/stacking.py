@@ -1,8 +1,7 @@
-"""Layers applied in turn: written out or scanned, kept or recomputed in the backward pass.
+"""Stacks of layers, unrolled or scanned, with optional rematerialisation.
 
-A scanned stack is one layer whose every variable has a leading axis of layers. Its parameters, its
-dropout streams and its results are those of the layers written out; one layer is compiled, however
-many there are.
+A scanned stack is one layer whose variables have a leading axis of layers. Its parameters, dropout
+streams and results are those of the unrolled layers; only one layer is compiled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ def apply_layers(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """One layer whose variables are those of all of them, stacked."""
+    """One layer with the stacked variables of all layers."""
     graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
     if any(graph != graphs[0] for graph in graphs):
         raise ValueError("scan_layers needs layers of one structure, but the score makes several")
@@ -72,7 +71,7 @@ def _scan(stack: Any, call: Call, carry: Any, items: Any, rngs: Any) -> tuple[An
 
 
 class _Pure:
-    """A call of a layer as a function of arrays: variables in, and those that change out again.
+    """A call of a layer as a pure function of its variables, which returns the changed ones.
 
     Attributes:
         params: The layer's parameters.
@@ -87,22 +86,22 @@ class _Pure:
         self._changed = False
 
     def __call__(self, params: Any, rest: Any, stream: Any, carry: Any, item: Any) -> Any:
-        old = jax.tree.leaves(rest)  # before it is merged: the layer writes into it
+        old = jax.tree.leaves(rest)  # before the merge: the layer mutates it
         layer = nnx.merge(self._graph, params, rest)
         rngs = None if self._rngs is None else nnx.merge(self._rngs, stream)
         random = {} if rngs is None else {"rngs": rngs}
         carry, extra = self._call(layer, carry, item, **random)
         after = nnx.split(layer, nnx.Param, ...)[2]
         stream = None if rngs is None else nnx.split(rngs)[1]
-        # A variable that was not written to is the array that it was.
+        # A variable without updates is the same array.
         new = jax.tree.leaves(after)
-        # A variable that was not there before is an intermediate.
+        # A new variable is an intermediate.
         self._changed |= len(new) != len(old)
         self._changed |= any(a is not b for a, b in zip(old, new, strict=False))
         return carry, extra, after, stream
 
     def settle(self, layer: Any, rest: Any, rngs: Any, stream: Any) -> None:
-        """Writes back what changed: nothing where no stream was drawn from."""
+        """Writes back the changed variables of the streams."""
         if self._changed:
             nnx.update(layer, rest)
         if rngs is not None:

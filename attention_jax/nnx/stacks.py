@@ -17,7 +17,7 @@ class Dropout(dropout.Dropout, DroppingLayer):
 
 @module
 class FeedForward(feed_forward.FeedForward, Layer):
-    """The position-wise network for NNX."""
+    """The position-wise feed-forward network for NNX."""
 
 
 @module

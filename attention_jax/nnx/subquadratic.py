@@ -1,4 +1,4 @@
-"""Multi-head attention by the sub-quadratic families, for NNX."""
+"""Multi-head attention of the sub-quadratic families for NNX."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from attention_jax.nnx.layer import module
 class LinearAttention(subquadratic.LinearAttention, MultiHeadAttention):
     """Linear attention for NNX.
 
-    To draw random features anew assign `layer.feature_map.redraw(key)` to `layer.feature_map`.
+    To redraw random features assign `layer.feature_map.redraw(key)` to `layer.feature_map`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,7 +60,7 @@ class MemoryCompressedAttention(subquadratic.MemoryCompressedAttention, MultiHea
 class LSHAttention(subquadratic.LSHAttention, MultiHeadAttention):
     """Reformer self-attention for NNX.
 
-    To hash anew assign the data of another key to `layer.hash_key[...]`.
+    To change the hash assign the data of another key to `layer.hash_key[...]`.
     """
 
     in_features: int = dataclasses.field()

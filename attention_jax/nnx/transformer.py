@@ -1,4 +1,4 @@
-"""Models of tokens for NNX."""
+"""Token models for NNX."""
 
 from attention_jax.layers import embedding, language, transformer
 from attention_jax.nnx.layer import Layer, module
@@ -6,7 +6,7 @@ from attention_jax.nnx.layer import Layer, module
 
 @module
 class AbsolutePositions(embedding.AbsolutePositions, Layer):
-    """Absolute positions for NNX."""
+    """Absolute position embeddings for NNX."""
 
 
 @module
