@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> types.ModuleType:
-        """`visualize`, which is loaded when it is first asked for."""
+        """`visualize`, which is imported on first access."""
         if name == "visualize":
             return importlib.import_module("attention_jax.visualize")
         raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")

@@ -87,7 +87,7 @@ def attend(
         dropout_key: a PRNG key, needed with a rate above 0.
         implementation: "dense", "blockwise", "flash", "short", "single_query", "cudnn", "splash", a
             sequence of names to try in order, or None to let the plan choose. A named kernel
-            computes the call or refuses it; no other replaces it.
+            computes the call or raises; there is no fallback.
         block_size: size of a block, an int or a pair (query, key); not for "dense".
         precision: of the matrix products, as in `jax.default_matmul_precision`.
 
@@ -163,7 +163,7 @@ def attend_with_stats(
     )
     result = execute(request, implementation)
     stats = result.stats
-    assert stats is not None  # asked for above
+    assert stats is not None  # requested above
     return result.out, stats
 
 

@@ -2,9 +2,9 @@
 
     append(k_t, v_t):  key[index], value[index] ← k_t, v_t;  index ← index + 1
 
-State in, state out: every method returns a new cache, and jit with the old one donated writes in
-place. The buffer's slots are shared by the batch, and each example has its own positions, so that
-prompts of unequal length share one index.
+Every method returns a new cache; under jit with the old cache donated, updates are in place. The
+buffer's slots are shared by the batch and positions are per example, so that prompts of unequal
+length share one index.
 """
 
 import dataclasses
@@ -55,8 +55,8 @@ class KVCache(Record):
         token_positions: int32 `[*B, length]`, the position of each slot's token; -1 is none.
         lengths: int32 `[*B]`, the number of real tokens, which is the position of the next one.
         overflowed: bool `[*B]`, whether a token did not fit; outputs are NaN from then on.
-        window: the number of tokens visible to a query, its own included, in a cache that
-            overwrites the oldest tokens; None in a cache that does not.
+        window: the number of tokens visible to a query, including itself, in a rolling cache, which
+            overwrites the oldest tokens; None in a cache that is not rolling.
 
     Example:
         >>> import jax.numpy as jnp
@@ -160,18 +160,18 @@ class KVCache(Record):
         Args:
             key: `[*B, T, K, H]`; stored in the cache's dtype.
             value: `[*B, T, K, V]`.
-            valid: bool, broadcastable to `[*B, T]`: which tokens are real. Padding takes up a slot,
+            valid: bool, broadcastable to `[*B, T]`: which tokens are real. Padding occupies a slot,
                 is masked and has no position, so a prompt may be padded on the left, on the right
-                or in between. None is all of them.
+                or in between. None: all tokens are real.
 
         Returns:
             A new cache. A rolling one keeps the latest `length` real tokens of each example, the
-            one at position p in slot `p % length`. With a traced index, tokens that do not fit are
-            not written, and every output under `mask` is NaN from then on.
+            one at position p in slot `p % length`. With a traced index, tokens beyond the
+            length are not written, and all later outputs under `mask` are NaN.
 
         Raises:
             TypeError: If an argument is not floating, or `valid` not boolean.
-            ValueError: If shapes do not fit, or the tokens do not.
+            ValueError: If shapes do not fit, or tokens exceed the length.
         """
         new, lengths = self._columns(key, value, valid)
         T = key.shape[-3]
@@ -194,7 +194,7 @@ class KVCache(Record):
     def concatenate(
         self, key: _NewKeys, value: _NewValues, valid: _Valid | None = None
     ) -> "KVCache":
-        """Previous and new tokens in one longer cache, without overwriting any.
+        """Previous and new tokens in one longer cache, without overwriting tokens.
 
         A chunk that is appended to a rolling cache overwrites tokens that are visible to its first
         queries. Attend to this cache instead, and append the chunk afterwards.
@@ -264,7 +264,7 @@ class KVCache(Record):
 
         Args:
             order: ints `[beams]`, along one batch axis; or of the batch's shape, with an order for
-                each entry of the other axes. Beams may be repeated or left out.
+                each entry of the other axes. Beams may be repeated or omitted.
             axis: The batch axis of the beams.
 
         Returns:
@@ -288,8 +288,8 @@ class KVCache(Record):
             order.ndim > 1 and (*order.shape[:axis], *order.shape[axis + 1 :]) != rest
         ):
             raise ValueError(
-                f"order has shape {list(order.shape)} but must be [beams] or, beams aside, the "
-                f"batch's own shape {list(self.batch)}"
+                f"order has shape {list(order.shape)} but must be [beams] or the batch's shape, "
+                f"{list(self.batch)}, with any number of beams"
             )
         if not isinstance(order, jax.core.Tracer) and order.size:
             known = np.asarray(order)  # jnp.min would be traced inside a jit
@@ -364,8 +364,8 @@ class KVCache(Record):
     def _ring(self, places: Array, lengths: Array) -> Array:
         """The slots `[*B, T]` of a rolling cache's new tokens, by position.
 
-        Padding, and tokens that newer ones of the same chunk overwrite, have a slot beyond the
-        buffer, where nothing is written.
+        Padding, and tokens that are overwritten by newer ones of the same chunk, have a slot beyond
+        the buffer, where nothing is written.
         """
         T = places.shape[-1]
         kept = (places >= 0) & (places >= lengths[..., None] - self.length)

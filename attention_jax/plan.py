@@ -35,7 +35,7 @@ class Kernel(Protocol):
     DERIVATIVES: tuple[str, ...]
 
     def why_not(self, request: Request) -> str | None:
-        """What of the request it cannot do, or None."""
+        """Why it cannot run the request, or None."""
         ...
 
     def tile(self, request: Request) -> Tiling | None:
@@ -69,7 +69,7 @@ _DENSE_PAIRS = 256 * 256
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What `attend` does with a request.
+    """The plan of a request: the kernel and its tiling.
 
     Attributes:
         implementation: the kernel that runs.
@@ -184,7 +184,7 @@ def _short(number: float | int, base: int, prefixes: str) -> str:
 
 
 class Choice(NamedTuple):
-    """The chosen kernel's name, and what each candidate before it cannot do."""
+    """The chosen kernel's name, and why each candidate before it is not used."""
 
     implementation: str
     reasons: dict[str, str]
@@ -214,11 +214,11 @@ def check_names(implementation: Any) -> tuple[str, ...]:
 
 
 def choose(request: Request, implementation: str | Sequence[str] | None) -> Choice:
-    """The first candidate that can do the whole request.
+    """The first candidate that supports the whole request.
 
     Raises:
         ValueError: a name that does not exist.
-        NotImplementedError: none of the named candidates can; the message says why not, for each.
+        NotImplementedError: no named candidate does; the message has the reason for each.
     """
     names = _preferred(request) if implementation is None else check_names(implementation)
     reasons: dict[str, str] = {}
@@ -249,7 +249,7 @@ def _is_small(request: Request) -> bool:
 
 
 def _why_others(request: Request, chosen: Plan) -> dict[str, str]:
-    """For every kernel but the chosen one: what it cannot do, or why it is not preferred."""
+    """For every other kernel: why it cannot run the request, or why it is not preferred."""
     reasons = {}
     for name, kernel in KERNELS.items():
         if name != chosen.implementation:

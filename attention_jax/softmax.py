@@ -71,7 +71,7 @@ def _weights(x: Array, mask: Array | None, axis: int) -> Array:
 
 
 def log_sum_exp(x: Array, visible: Array | None, axis: int = -1) -> tuple[Array, Array]:
-    """`(lse, weights)` along `axis`; entries of -inf are masked whatever `visible` is."""
+    """`(lse, weights)` along `axis`; entries of -inf are masked for any `visible`."""
     visible = x != NEG_INF if visible is None else visible & (x != NEG_INF)
     x = jnp.where(visible, x, 0)
     if x.shape[axis] == 0:

@@ -1,4 +1,4 @@
-"""One predicate for a whole vmapped batch, so that a branch on it stays a branch.
+"""One predicate for a whole vmapped batch, so that `lax.cond` remains a branch under vmap.
 
 `jax.vmap` turns a branch whose predicate differs between entries into a select of all branches, and
 applies `stop_gradient` to every operand, which cannot be transposed for a tangent, so reverse mode

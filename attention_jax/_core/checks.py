@@ -50,7 +50,7 @@ def check_parameter(name: str, x: Any) -> None:
 
 
 def check_number(name: str, x: Any) -> float:
-    """`x` as a float; a TypeError unless it is one number, known while tracing."""
+    """`x` as a float; a TypeError unless it is a scalar known while tracing."""
     check_parameter(name, x)
     if np.ndim(x) or not is_concrete(x):
         shown = f"shape {list(np.shape(x))}" if np.ndim(x) else "a traced array"
@@ -59,7 +59,7 @@ def check_number(name: str, x: Any) -> float:
 
 
 def check_positive(name: str, x: Any) -> float:
-    """`x` as a float; an error unless it is one number, positive and finite, and known."""
+    """`x` as a float; an error unless it is a known, positive and finite scalar."""
     x = check_number(name, x)
     if not x > 0:
         raise ValueError(f"{name} must be positive, got {x:g}")
@@ -86,7 +86,7 @@ def check_key(name: str, x: Any) -> None:
 
 
 def check_precision(precision: Any) -> None:
-    """An error unless JAX knows the precision of matrix products."""
+    """Raises an error unless it is a precision of matrix products in JAX."""
     try:
         with precision_of_products(precision):
             pass

@@ -73,7 +73,7 @@ def _traced_anew(
         return out
 
     flat.__name__ = function.__name__
-    # Unused leaves stay arguments: equal programs must take equal arguments.
+    # Unused leaves remain arguments: equal programs must take equal arguments.
     out = _run(jax.jit(flat, keep_unused=True), leaves)
     return jax.tree.unflatten(structures[-1], out)
 

@@ -89,8 +89,8 @@ def map_leading(
 ) -> Any:
     """Maps `function` over the leading axes `sizes` of every leaf of `tree`.
 
-    With `loop` the axes are walked one entry at a time (`lax.map`), which keeps the working set of
-    a CPU in cache; else they are vectorised (`vmap`), which accelerators and sharding want. The
+    With `loop` the axes are mapped one entry at a time (`lax.map`), which keeps the working set of
+    a CPU in cache; else they are vectorised (`vmap`), for accelerators and sharding. The
     transposed loop adds up the cotangents of a leaf that all entries share in that leaf's dtype, so
     `function` gets such a leaf in float32 where it has fewer bits.
     """

@@ -5,8 +5,8 @@ and a branch's outputs must vary over the same axes. The cotangent of a cast to 
 over devices; inside a loop, devices that take different branches would deadlock in it. So
 everything is cast once, outside the loops.
 
-Explicit: arrays that are mapped together must be divided alike along the mapped axis. Arrays made
-here, such as dropout's bits, or passed whole, such as a mask, are not, and are divided first.
+Explicit: arrays that are mapped together need equal sharding along the mapped axis. Arrays made
+here, such as dropout's bits, or passed whole, such as a mask, do not, and are resharded first.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any], size: 
 
 
 def divide_factors(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two factors of a matrix product, axes before the last two divided alike where one is not."""
+    """Two factors of a matrix product, with equal sharding of the axes before the last two."""
     kinds = jax.typeof(x), jax.typeof(y)
     wanted: tuple[dict[int, Any], ...] = {}, {}
     mesh = None

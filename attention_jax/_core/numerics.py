@@ -92,7 +92,7 @@ def widen_low(tree: Any) -> Any:
 
 
 def through_float32(copy: Callable[[Array], Array], x: AnyArray) -> Array:
-    """`copy(x)`, a broadcast or a gather, whose transpose sums in float32 at least."""
+    """`copy(x)`, a broadcast or a gather, whose transpose sums in at least float32."""
     if not (jnp.issubdtype(x.dtype, jnp.floating) and is_low_precision(x.dtype)):
         return copy(jnp.asarray(x))
     return copy(widen(x)).astype(x.dtype)
@@ -147,7 +147,7 @@ def precision_of_products(precision: Any) -> Iterator[None]:
 
 
 def current_precision() -> Any:
-    """What `precision_of_products` takes to bring back the precision of now.
+    """The argument of `precision_of_products` that restores the current precision.
 
     For derivative rules: JAX runs them when it differentiates, and no longer where they are called.
     """

@@ -122,7 +122,7 @@ class Partition(NamedTuple):
 
 
 def partition(tree: Any, flags: Iterable[bool]) -> tuple[list[Any], list[Any], Partition]:
-    """The leaves whose flag is set, the other leaves, and what joins them again."""
+    """The leaves whose flag is set, the other leaves, and the function that joins them."""
     leaves, structure = jax.tree.flatten(tree)
     chosen = tuple(bool(flag) for flag in flags)
     some = [x for x, flag in zip(leaves, chosen, strict=True) if flag]

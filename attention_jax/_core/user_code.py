@@ -44,7 +44,7 @@ def is_library_function(x: Any) -> bool:
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not isinstance(module, str) or not is_library_module(module):
         return False
-    # the attributes alone say nothing: `functools.wraps` copies them from another function
+    # the attributes alone are not sufficient: `functools.wraps` copies them from another function
     return getattr(sys.modules.get(module), str(name), None) is x
 
 
@@ -69,7 +69,7 @@ def _top_level(x: Any) -> str:
 
 
 def _parts(x: Any) -> list[Any]:
-    """What `x` is made of, where code may be."""
+    """The components of `x` that may contain user code."""
     if isinstance(x, type | types.BuiltinFunctionType):
         return []
     if isinstance(x, jax.tree_util.PyTreeDef):

@@ -120,7 +120,7 @@ def prepare(model: Any, variables: Any, method: str | None, args: Any, options: 
         if variables is None and model.scope is not None:
             model, variables = model.unbind()
         if variables is None:
-            raise ValueError("a Linen module has no arrays of its own: give variables=, or bind it")
+            raise ValueError("a Linen module holds no arrays: pass variables=, or bind it")
         rest = {name: part for name, part in variables.items() if name != "params"}
         # A clone: a compiled application keeps its static part.
         return Application("linen", model.clone(), variables.get("params", {}), rest, **call)

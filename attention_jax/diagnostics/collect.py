@@ -1,4 +1,4 @@
-"""Collects recorded values from a traced function, whatever transformation they are recorded in.
+"""Collects recorded values from a traced function, inside any transformation.
 
     out = record(out, values, path, kind)        while the function is traced
     output, found = collect(function, ...)       everything recorded, in order of execution

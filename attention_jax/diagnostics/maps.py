@@ -12,7 +12,7 @@ from attention_jax._core.axes import Array
 from attention_jax._core.leading_axes import join_head_axes, map_leading
 from attention_jax._core.numerics import NEG_INF, precision_of_products
 from attention_jax.kernels.block import block_logits, cut, dtypes_of, narrow
-from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.block_loops import block_start, scan_rows
 from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.request import Request
@@ -75,7 +75,7 @@ def _products(
 
         return map_leading(one, heads, (many,)), tuple(rows)
 
-    def visit(state: Array, fetched: Any, j: Array, partial: bool) -> Array:
+    def step(state: Array, fetched: Any, j: Array, partial: bool) -> Array:
         block, (top, log_total, count) = fetched
 
         def logits_of(head: Problem) -> Array:
@@ -90,7 +90,7 @@ def _products(
     def begin(i: Array) -> Array:
         return jnp.zeros((block[0], many, many), lse.dtype)
 
-    return walk(length, block[0], kinds, begin, fetch, visit, lambda i, state: state)
+    return scan_rows(length, block[0], kinds, begin, fetch, step, lambda i, state: state)
 
 
 def rollout(maps: Mapping[str, Any]) -> dict[str, Array]:
@@ -98,7 +98,7 @@ def rollout(maps: Mapping[str, Any]) -> dict[str, Array]:
 
         R_0 = I,   R_l = (A_l + I) / 2 · R_{l-1}
 
-    A is the mean of the heads' weights, and the identity stands for the residual connection.
+    A is the mean of the heads' weights, and the identity represents the residual connection.
     Attentions with "cross" in their path are left out.
 
     Args:

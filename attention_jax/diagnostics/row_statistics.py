@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attention_jax._core.axes import Array
 from attention_jax._core.numerics import NEG_INF, lowest, precision_of_products, widen_low
 from attention_jax.kernels.block import block_logits, cut, narrow, weigh_values
-from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.block_loops import block_start, scan_rows
 from attention_jax.kernels.online_softmax import rescale
 from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.problem import Problem, Static
@@ -119,11 +119,11 @@ def _one_head(
     def fetch(i: Array, j: Array) -> Problem:
         return narrow(cut(wide, facts, block, i, j), dtypes)
 
-    def visit(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
+    def step(state: Sums, fetched: Problem, j: Array, partial: bool) -> Sums:
         first = block_start(j, block[1], layout.S) == 0
         return _update(state, fetched, facts, first=first, partial=partial, causal=causal)
 
-    return walk(layout.T, block[0], kinds, begin, fetch, visit, lambda i, state: _close(state))
+    return scan_rows(layout.T, block[0], kinds, begin, fetch, step, lambda i, state: _close(state))
 
 
 def _update(

@@ -32,7 +32,7 @@ from attention_jax.kernels.block import (
     raw_logits,
     visible_pairs,
 )
-from attention_jax.kernels.block_loops import block_start, sweep, walk
+from attention_jax.kernels.block_loops import block_start, scan_rows, sum_blocks
 from attention_jax.kernels.online_softmax import rescale
 from attention_jax.kernels.problem import Problem, Static
 
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
         teacher: static facts of the teacher's problem.
         teachers: M, the number of teacher heads for each student head.
         block: (query, key) size of a block.
-        dtypes: the dtype of each array of the pair, which blocks have.
+        dtypes: the dtype of each array of the pair, to which blocks are cast.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def divergence_of_head(pairs: Pairs, kinds: Any, facts: Facts) -> Array:
     def _rows_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
         floats, others = primals
         pairs, kinds = join(floats, others)
-        # None, and so not a leaf, where the tangent is zero
+        # None, and so not a leaf, if the tangent is zero
         # wide, so that the transpose sums over blocks in float32
         moving = [None if isinstance(x, SymbolicZero) else widen_low(x) for x in tangents[0]]
         return _push_forward(pairs, join(moving, [None] * len(others))[0], kinds, facts)
@@ -138,7 +138,7 @@ def _push_forward(pairs: Pairs, d_pairs: Pairs, kinds: Any, facts: Facts) -> tup
             change = change + jnp.sum(share.astype(dtype)[:, None, None] * slope * d_p, axis=(0, 2))
         return change
 
-    change = sweep(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
+    change = sum_blocks(jnp.zeros_like(sums.value), size, kinds, fetch, contribute)
     if d_pairs.share is not None:
         change = change + jnp.sum(sums.by_share * d_pairs.share.astype(dtype)[None], axis=-1)
     value, change = (_without_empty(pairs, normalizers, x) for x in (sums.value, change))
@@ -161,7 +161,7 @@ def _normalizers(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normalizer, No
         empty = Normalizer(jnp.full((rows,), lowest(dtype), dtype), jnp.zeros((rows,), dtype))
         return empty, jax.tree.map(lambda x: jnp.tile(x[None], (facts.teachers, 1)), empty)
 
-    def visit(state: tuple[Normalizer, Normalizer], block: Pairs, j: Array, partial: bool) -> Any:
+    def step(state: tuple[Normalizer, Normalizer], block: Pairs, j: Array, partial: bool) -> Any:
         logits = _logits(block, facts, partial)
         return tuple(_absorb(old, x.astype(dtype)) for old, x in zip(state, logits, strict=True))
 
@@ -170,7 +170,7 @@ def _normalizers(pairs: Pairs, kinds: Any, facts: Facts) -> tuple[Normalizer, No
         return student, jax.tree.map(jnp.transpose, teacher)
 
     fetch = functools.partial(_cut, pairs, facts)
-    return walk(facts.student.layout.T, rows, kinds, begin, fetch, visit, close)
+    return scan_rows(facts.student.layout.T, rows, kinds, begin, fetch, step, close)
 
 
 def _sums(
@@ -185,7 +185,7 @@ def _sums(
     def fetch(i: Array, j: Array) -> Any:
         return _cut(pairs, facts, i, j), _rows_of(normalizers, facts, i)
 
-    def visit(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
+    def step(state: Sums, fetched: Any, j: Array, partial: bool) -> Sums:
         block, (normal_q, normal_p) = fetched
         x_q, x_p = _logits(block, facts, partial)
         log_q, log_p = _log_weights(x_q, normal_q, dtype), _log_weights(x_p, normal_p, dtype)
@@ -195,7 +195,8 @@ def _sums(
         new = Sums(found.value.sum(-1), found.by_log_q.sum(-1), by_share)
         return jax.tree.map(jnp.add, state, new)
 
-    return walk(facts.student.layout.T, rows, kinds, begin, fetch, visit, lambda i, state: state)
+    T, close = facts.student.layout.T, lambda i, state: state
+    return scan_rows(T, rows, kinds, begin, fetch, step, close)
 
 
 def _dtype(facts: Facts) -> np.dtype:

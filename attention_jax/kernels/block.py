@@ -21,8 +21,8 @@ from attention_jax.masks.mask import View, spread
 def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any) -> Problem:
     """Block (i, j) of one head's problem.
 
-    A last block that would exceed the length starts earlier instead, and "own" marks the rows or
-    columns that no other block has: nothing is padded or copied.
+    A last block that would exceed the length starts earlier instead, and "own" marks its rows or
+    columns that are in no other block: nothing is padded or copied.
     """
     T, S = facts.layout.T, facts.layout.S
 
@@ -47,15 +47,15 @@ def cut(problem: Problem, facts: Static, block: tuple[int, int], i: Any, j: Any)
 
 def dtypes_of(tree: Any) -> Any:
     """The dtype of each leaf."""
-    return jax.tree.map(lambda x: x.dtype, tree)  # a PRNG key has a dtype that is not NumPy's
+    return jax.tree.map(lambda x: x.dtype, tree)  # a PRNG key's dtype is not a NumPy dtype
 
 
 def narrow(block: Problem, dtypes: Problem) -> Problem:
     """A block in the `dtypes_of` the whole problem.
 
     Kernels slice blocks from float32 copies of low-precision arrays, so that reverse mode sums the
-    cotangents of all blocks, heads and examples in float32. Parameters and pair data stay wide: a
-    term widens them itself.
+    cotangents of all blocks, heads and examples in float32. Parameters and pair data stay wide: the
+    term converts them.
     """
 
     def cast(x: Any, y: Any) -> Any:
@@ -82,7 +82,7 @@ def raw_logits(block: Problem, visible: Array | None = None) -> Array:
 
 
 def visible_pairs(block: Problem, *, partial: bool) -> Array | None:
-    """Which pairs the mask and the ends of the plane leave visible, `[#Tb, #Sb]`; None is all."""
+    """The visible pairs under the mask and the plane's ends, `[#Tb, #Sb]`; None is all."""
     visible = None
     if not partial:
         return visible
@@ -146,7 +146,7 @@ def entropy_of(weights: Array, axis: int = -1) -> Array:
 
 
 def weigh_values(block: Problem, facts: Static, weights: Array, logits: Array) -> Array:
-    """`weights · value` after dropout, in float32 at least; masked NaN values are ignored."""
+    """`weights · value` after dropout, in at least float32; masked NaN values are ignored."""
     value = block.sides.key["value"]
     weights = drop(block, facts, weights)
     if not facts.guarded:

@@ -1,13 +1,12 @@
 """Loops over the blocks of the [T, S] plane.
 
-`walk` loops over query blocks and, inside, over the key blocks that each of them visits. The inner
-loop carries the state of one query block, the outer loop collects finished rows: no loop carries
-anything of length T, so a visit costs its own block and nothing else, forward and transposed.
-`sweep` sums contributions that are linear, in one loop over all visited blocks. A plane of a single
-block takes no loop.
+`scan_rows` loops over query blocks and, inside, over the visited key blocks of each. The inner loop
+carries the state of one query block, the outer loop collects finished rows: no loop carries arrays
+of length T, so that each step costs O(block), forward and transposed. `sum_blocks` sums linear
+contributions in one loop over all visited blocks. A plane of a single block needs no loop.
 
-The bodies are under `jax.checkpoint`. Differentiated, the outer loop saves nothing of a block and
-the inner one only the running states of a single query block.
+The bodies are under `jax.checkpoint`. In reverse mode the outer loop saves nothing of a block, and
+the inner loop only the running states of a single query block.
 """
 
 import functools
@@ -25,43 +24,43 @@ from attention_jax.kernels.block_order import in_columns, in_parts, one_kind
 from attention_jax.masks.block_map import FULL, PARTIAL, SKIPPED
 
 
-def walk(
+def scan_rows(
     length: int,
     size: int,
     kinds: Any,
     start: Callable[[Array], Any],
     fetch: Callable[[Array, Array], Any],
-    visit: Callable[[Any, Any, Array, bool], Any],
+    step: Callable[[Any, Any, Array, bool], Any],
     close: Callable[[Array, Any], Any],
     *,
-    parted: bool = False,
+    split: bool = False,
 ) -> Any:
-    """Visits the blocks of one head's plane, query block by query block.
+    """Scans the visited blocks of one head's plane, query block by query block.
 
     Args:
         length: T, the number of rows.
         size: Tb, rows of a query block.
-        kinds: int8 `[nT, nS]`, NumPy where it is known while tracing.
-        start: `start(i)` is the state of query block i before any visit.
-        fetch: `fetch(i, j)` is what a visit needs of the whole arrays. It stays outside the
-            branches, whose transposes would make a cotangent as long as the arrays every time.
-        visit: `visit(state, fetched, j, partial=partial)` is the state after key block j.
+        kinds: int8 `[nT, nS]`, NumPy if it is known while tracing.
+        start: `start(i)` is the initial state of query block i.
+        fetch: `fetch(i, j)` slices the whole arrays for block (i, j). It is called outside the
+            branches, whose transposes would each make a cotangent of full length.
+        step: `step(state, fetched, j, partial=partial)` is the state after key block j.
         close: `close(i, state)` is query block i's part of the result, leaves `[Tb, ...]`.
-        parted: whether a query block's walk over traced kinds ends with its last visit, or soon
-            after. A transposed walk would lose what that saves: each part of it makes cotangents as
-            long as the arrays. (A loop that ends exactly there could not be transposed at all, and
-            JAX may transpose a function with a rule of its own: it forgets the rule inside a scan.)
+        split: Whether a row's loop over traced kinds is split into parts, of which those without
+            a visited block are skipped. It does not pay off if the loop is transposed: each part
+            makes cotangents of full length. (A while loop could not be transposed at all, and JAX
+            may transpose a function with a custom rule: inside a scan it drops the rule.)
 
     Returns:
-        The results of all query blocks put together, leaves `[T, ...]`.
+        The concatenated results of all query blocks, leaves `[T, ...]`.
     """
     if kinds.shape == (1, 1):
         zero = jnp.int32(0)
 
         def whole(fetched: Any) -> Any:
-            return close(zero, visit(start(zero), fetched, zero, _look_into(kinds)))
+            return close(zero, step(start(zero), fetched, zero, _single_is_partial(kinds)))
 
-        # what a single row saves is no larger than the key
+        # a single row saves no more than the size of the key
         return (whole if size == 1 else jax.checkpoint(whole))(fetch(zero, zero))
 
     def query_block(present: tuple[int, ...], xs: tuple[Array, Array, Array]) -> Any:
@@ -69,11 +68,11 @@ def walk(
 
         def key_block(state: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
             j, kind = xs
-            return _by_kind(present, kind, visit, lambda x, *_: x, state, fetch(i, j), j), None
+            return _by_kind(present, kind, step, lambda x, *_: x, state, fetch(i, j), j), None
 
         body = jax.checkpoint(key_block, prevent_cse=False)
         state = vary_as(start(i), (fetch(i, columns[0]), i, columns, kinds))
-        if not parted or kinds.size <= _FEW_COLUMNS:
+        if not split or kinds.size <= _FEW_COLUMNS:
             return close(i, jax.lax.scan(body, state, (columns, kinds))[0])
 
         def run(state: Any, kinds: Array, columns: Array) -> Any:
@@ -81,8 +80,8 @@ def walk(
 
         return close(i, _by_part(run, state, in_parts(kinds, columns)))
 
-    parted = parted and not isinstance(kinds, np.ndarray)
-    groups, blocks = in_columns(one_kind(kinds) if parted else kinds), []
+    split = split and not isinstance(kinds, np.ndarray)
+    groups, blocks = in_columns(one_kind(kinds) if split else kinds), []
     for rows, columns, chosen in groups:
         row = functools.partial(query_block, _present(chosen))
         outer = jax.checkpoint(row, prevent_cse=False)
@@ -93,28 +92,28 @@ def walk(
     return jax.tree.map(lambda *xs: _join(jnp.concatenate(xs)[order], length), *blocks)
 
 
-def sweep(
+def sum_blocks(
     sums: Any,
     block: tuple[int, int],
     kinds: Any,
     fetch: Callable[[Array, Array], Any],
     contribute: Callable[[Any, bool], Any],
 ) -> Any:
-    """Adds up what each visited block contributes to its rows: a walk for linear functions.
+    """Sums the contributions of the visited blocks to their rows.
 
-    One loop over the visited blocks alone, for known kinds one over the full and one over the
-    partial ones, without a branch. A contribution is added in place, so a visit costs its own
-    block; and the transpose of each step is again a step that touches one block, because neither
-    the sums nor the arrays behind `fetch` are carried through more than one loop.
+    For known kinds there is one loop over the full and one over the partial blocks, without
+    branches. A contribution is added in place, so a step costs O(block); its transpose is also a
+    step over one block, because neither the sums nor the arrays of `fetch` are carried through more
+    than one loop.
 
-    Kinds that are traced put the visited blocks first and are walked in a few parts, each only if
-    there is something left to visit: a part that is left out costs one pass over the arrays.
+    Traced kinds are sorted, visited blocks first, and processed in a few parts; a part without a
+    visited block is skipped and costs one pass over the arrays.
 
     Args:
-        sums: where to start from, leaves `[T, ...]`, commonly zeros.
+        sums: The initial sums, leaves `[T, ...]`, usually zeros.
         block: (query, key) size of a block.
-        kinds: int8 `[nT, nS]`, NumPy where it is known while tracing.
-        fetch: `fetch(i, j)` is what block (i, j) needs of the whole arrays.
+        kinds: int8 `[nT, nS]`, NumPy if it is known while tracing.
+        fetch: `fetch(i, j)` slices the whole arrays for block (i, j).
         contribute: `contribute(fetched, partial=partial)`, leaves `[Tb, ...]` with the structure of
             `sums`.
 
@@ -123,7 +122,7 @@ def sweep(
     """
     zero = jnp.int32(0)
     if kinds.shape == (1, 1):
-        whole = jax.checkpoint(lambda fetched: contribute(fetched, _look_into(kinds)))
+        whole = jax.checkpoint(lambda fetched: contribute(fetched, _single_is_partial(kinds)))
         return jax.tree.map(jnp.add, sums, whole(fetch(zero, zero)))
     size = block[0]
 
@@ -140,8 +139,8 @@ def sweep(
 
             def add(total: Array, part: Array) -> Array:
                 at = block_start(i, size, total.shape[0])
-                # XLA adds in place; a slice that is read, added to and written back would not be
-                # linear in the part alone, and its transpose would copy the whole sum
+                # XLA adds in place; reading a slice and writing back its sum would not be linear
+                # in `part` alone, and its transpose would copy the whole sum
                 return total + jax.lax.dynamic_update_slice_in_dim(
                     vary_as(jnp.zeros_like(total), part), part, at, 0
                 )
@@ -167,13 +166,13 @@ def sweep(
     return _by_part(run, sums, in_parts(flat, jnp.asarray(i), jnp.asarray(j)))
 
 
-# Up to so many key blocks of a row, or pairs of blocks, traced kinds are one loop.
+# Up to these numbers of key blocks of a row, or of pairs of blocks, traced kinds take one loop.
 _FEW_COLUMNS, _FEW_PAIRS = 8, 64
 _any_left = one_for_all(lambda left: jnp.any(left, 0))
 
 
 def _by_part(run: Callable[..., Any], state: Any, parts: tuple[Array, ...]) -> Any:
-    """`run(state, kinds, ...)` of every part, as `in_parts` makes them, that has a visit in it."""
+    """`run(state, kinds, ...)` for every part of `in_parts` that has a visited block."""
 
     def some(state: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
         left = _any_left(jnp.any(part[0] != SKIPPED))
@@ -185,19 +184,19 @@ def _by_part(run: Callable[..., Any], state: Any, parts: tuple[Array, ...]) -> A
 def _by_kind(
     present: tuple[int, ...],
     kind: Array,
-    visit: Callable[..., Any],
+    compute: Callable[..., Any],
     skip: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """`visit(*operands, partial)` or `skip(*operands)`; without a branch where one kind occurs."""
+    """`compute(*operands, partial)` or `skip(*operands)`; without a branch if one kind occurs."""
 
     def branch(kind: int) -> Callable[..., Any]:
         if kind == SKIPPED:
             return skip
-        return functools.partial(visit, partial=kind == PARTIAL)
+        return functools.partial(compute, partial=kind == PARTIAL)
 
     if present in ((PARTIAL,), (FULL,)):
-        return visit(*operands, partial=present == (PARTIAL,))
+        return compute(*operands, partial=present == (PARTIAL,))
     if present == (SKIPPED,):
         return skip(*operands)
     kind = one_kind(kind)
@@ -205,25 +204,25 @@ def _by_kind(
     return jax.lax.switch(index, [branch(kind) for kind in present], *operands)
 
 
-def _look_into(kinds: Any) -> bool:
-    """Whether a single block is partial; one whose kind is traced is treated as such."""
+def _single_is_partial(kinds: Any) -> bool:
+    """Whether a single block is partial; a block of traced kind is treated as partial."""
     return not (isinstance(kinds, np.ndarray) and kinds[0, 0] == FULL)
 
 
 def block_start(index: Any, size: int, length: int) -> Any:
-    """First row or column of a block; the last block starts early where it would reach beyond."""
+    """First row or column of a block; the last block starts earlier if it would overrun."""
     return jnp.minimum(index * size, length - size) if length % size else index * size
 
 
 def _present(kinds: Any) -> tuple[int, ...]:
-    """The kinds of block that occur, all three where they are traced."""
+    """The kinds of block that occur; all three if they are traced."""
     if isinstance(kinds, np.ndarray):
         return tuple(int(kind) for kind in np.unique(kinds))
     return (SKIPPED, PARTIAL, FULL)
 
 
 def _join(x: Array, length: int) -> Array:
-    """Blocks `[n, size, ...]` put together; the last one may overlap its neighbour."""
+    """Concatenates blocks `[n, size, ...]`; the last one may overlap its neighbour."""
     rest = length % x.shape[1]
     if rest == 0:
         return x.reshape(length, *x.shape[2:])

@@ -17,7 +17,7 @@ _PARTS = 8
 
 
 def join_kinds(kinds: Any, axes: int | tuple[int, ...] = 0) -> Array:
-    """The kind of several blocks together, those along some axes."""
+    """The kind of the union of blocks along some axes."""
     whole, none = jnp.min(kinds, axes) == FULL, jnp.max(kinds, axes) == SKIPPED
     return jnp.where(whole, np.int8(FULL), jnp.where(none, np.int8(SKIPPED), np.int8(PARTIAL)))
 
@@ -26,7 +26,7 @@ one_kind = one_for_all(join_kinds)
 
 
 def in_parts(kinds: Array, *blocks: Array) -> tuple[Array, ...]:
-    """Traced kinds `[n]` and arrays beside them, visited blocks first, as `[parts, n / parts]`.
+    """Sorts traced kinds `[n]` and other arrays, visited blocks first, as `[parts, n / parts]`.
 
     The last part is padded with skipped blocks.
     """
@@ -36,11 +36,11 @@ def in_parts(kinds: Array, *blocks: Array) -> tuple[Array, ...]:
 
 
 def in_columns(kinds: Any) -> list[tuple[Any, Any, Any]]:
-    """Rows, their key blocks and kinds, in groups, each of which is one loop.
+    """Groups of rows, each processed by one loop: rows, their key blocks and kinds.
 
     A loop has a static length: all rows of a group take as many steps as its longest row, padded
-    with skipped blocks. So a few long rows, such as those of global tokens, are a group of their
-    own if that saves more than half of all steps. Traced kinds keep every column.
+    with skipped blocks. Therefore a few long rows, such as those of global tokens, form a separate
+    group if that saves more than half of all steps. Traced kinds keep every column.
     """
     rows = np.arange(kinds.shape[0], dtype=np.int32)
     if not isinstance(kinds, np.ndarray):

@@ -1,8 +1,8 @@
 """Blockwise attention: the online softmax under `jax.checkpoint`, differentiated by JAX.
 
 Any nesting of transformations works. Reverse mode recomputes: the outer loop over query blocks
-saves nothing of a block, and inside one query block only the running state between key blocks,
-which is O(S) for blocks of similar sizes. So memory is O(T + S), forward and backward.
+saves nothing of a block, and the inner loop only the running state between key blocks, which is
+O(S) for blocks of similar sizes. So memory is O(T + S), forward and backward.
 
 References:
     Rabe, Staats 2021, "Self-attention Does Not Need O(n²) Memory", arXiv:2112.05682.
@@ -24,7 +24,7 @@ DERIVATIVES = ("jvp", "vjp", "any nesting")
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do: symbolic lengths, which have no blocks."""
+    """Why this kernel cannot run the request: symbolic lengths cannot be divided into blocks."""
     return request.why_no_blocks
 
 
@@ -36,5 +36,5 @@ def run(request: Request, tiling: Tiling) -> Result:
 def _attend_head(
     head: Problem, kinds: Any, dtypes: Problem, facts: Static, block: tuple[int, int]
 ) -> Rows:
-    # Cotangents of all blocks are summed in the dtype of what the blocks are cut from.
+    # Cotangents of all blocks are summed in the dtype of the sliced arrays.
     return online_softmax.attend_head(widen_low(head), kinds, dtypes, facts, block)

@@ -2,8 +2,8 @@
 
     out = softmax(scale · q kᵀ, where s <= t and t - s <= left and s < length) · v
 
-It takes a request only where every part of it means the same there: `jax.nn` counts a window as we
-do and aligns causal masks at the start. First derivatives only, in reverse mode.
+It supports requests whose parts all have the same meaning in `jax.nn`, which defines windows as
+this library does and aligns causal masks at the start. Only first derivatives, in reverse mode.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ DERIVATIVES = ("vjp",)
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request it cannot do, or of the machine."""
+    """Why it cannot run the request on this machine, or None."""
     if jax.default_backend() != "gpu":
         return f"it runs on NVIDIA GPUs, and JAX's default backend is {jax.default_backend()!r}"
     capability = getattr(jax.devices("gpu")[0], "compute_capability", None)
@@ -33,7 +33,7 @@ def why_not(request: Request) -> str | None:
 
 
 def cannot(request: Request, *, deepest: int) -> str | None:
-    """What of the request it cannot do, on a GPU whose heads may be `deepest` deep."""
+    """Why it cannot run the request on a GPU that supports heads of depth up to `deepest`."""
     layout = request.layout
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
@@ -52,7 +52,7 @@ def cannot(request: Request, *, deepest: int) -> str | None:
     if plain.segments is not None:
         return "segment ids are not expressible"
     if plain.right not in (None, 0) or (plain.left is not None and plain.right is None):
-        return f"a window that reaches beyond the query is not expressible, got {request.mask!r}"
+        return f"a window that extends beyond the query is not expressible, got {request.mask!r}"
     if plain.left is not None and plain.padding is not None:
         return "a window with lengths may leave rows without a key, which is undefined"
     return None
@@ -61,7 +61,7 @@ def cannot(request: Request, *, deepest: int) -> str | None:
 def run(request: Request, tiling: Any = None) -> Result:
     """Computes the request."""
     plain = translate(request)
-    assert isinstance(plain, Plain)  # else why_not refuses it
+    assert isinstance(plain, Plain)  # ensured by why_not
     return Result(guarded(request, plain, lambda *qkv: _attend(request, plain, *qkv)))
 
 
@@ -74,7 +74,7 @@ def _attend(request: Request, plain: Plain, query: Array, key: Array, value: Arr
     if plain.padding is not None:
 
         def lengths(given: Any, most: int) -> Array:
-            # A row without a key is undefined there; it gets one, and becomes 0 afterwards.
+            # Rows without a key are undefined there: they get one here, and are set to 0 below.
             each = jnp.clip(jnp.asarray(given).astype(jnp.int32), 1, most)
             return jnp.broadcast_to(each, layout.batch).reshape(-1)
 

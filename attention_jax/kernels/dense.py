@@ -21,7 +21,7 @@ DERIVATIVES = ("jvp", "vjp", "any nesting")
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do."""
+    """Why this kernel cannot run the request, or None."""
     if request.block_size is not None:
         return "dense attention is one block and takes no block_size"
     return None

@@ -20,7 +20,7 @@ DERIVATIVES = ("jvp", "vjp", "any nesting")
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do: symbolic lengths, which have no blocks."""
+    """Why this kernel cannot run the request: symbolic lengths cannot be divided into blocks."""
     return request.why_no_blocks
 
 

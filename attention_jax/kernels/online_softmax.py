@@ -28,7 +28,7 @@ from attention_jax.kernels.block import (
     raw_logits,
     weigh_values,
 )
-from attention_jax.kernels.block_loops import block_start, walk
+from attention_jax.kernels.block_loops import block_start, scan_rows
 from attention_jax.kernels.per_head import lower_heads
 from attention_jax.kernels.problem import Problem, Static, finish
 from attention_jax.kernels.request import Request, Result
@@ -42,7 +42,7 @@ class Online(NamedTuple):
         top: the running maximum; the least finite number before any visible key.
         total: `Σ exp(x - top)`.
         out: `Σ exp(x - top) · v`, `[Tb, V]`.
-        moment: `Σ exp(x - top) · (x - top)`, the one accumulator that the entropy needs.
+        moment: `Σ exp(x - top) · (x - top)`, for the entropy.
         first: index of the first key that attains `top`, -1 before any visible key.
     """
 
@@ -95,7 +95,7 @@ def attend_head(
     facts: Static,
     block: tuple[int, int],
     *,
-    parted: bool = False,
+    split: bool = False,
 ) -> Rows:
     """The rows of one head of one example.
 
@@ -105,7 +105,7 @@ def attend_head(
         dtypes: the dtypes of its leaves, to which blocks are cast.
         facts: its static facts.
         block: (query, key) size of a block.
-        parted: see `walk`.
+        split: see `scan_rows`.
     """
     layout = facts.layout
 
@@ -115,8 +115,8 @@ def attend_head(
     def fetch(i: Array, j: Array) -> Problem:
         return narrow(cut(head, facts, block, i, j), dtypes)
 
-    visit = functools.partial(update, facts, block[1])
-    return walk(layout.T, block[0], kinds, begin, fetch, visit, close, parted=parted)
+    step = functools.partial(update, facts, block[1])
+    return scan_rows(layout.T, block[0], kinds, begin, fetch, step, close, split=split)
 
 
 def start(rows: int, depth: int, dtype: Any) -> Online:
@@ -156,13 +156,13 @@ def update(
 
 
 def rescale(top: Array, logits: Array) -> tuple[Array, Array, Array]:
-    """The maximum of rows, the factor of their earlier sums, and their new exponentials.
+    """The maximum of rows, the rescaling factor of their sums, and the new exponentials.
 
         top' = max(top, max_s x_s),   exp(top - top'),   exp(x_s - top')
 
     Args:
         top: the maximum so far, `[..., Tb]`.
-        logits: the logits of further keys, `[..., Tb, Sb]`.
+        logits: the logits of the next keys, `[..., Tb, Sb]`.
     """
     new = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
     return new, jnp.exp(top - new), jnp.exp(logits - new[..., None])
@@ -185,15 +185,15 @@ def statistics_of(head: Problem, dtypes: Problem, rows: Rows) -> tuple[Array, Ar
 
 
 def top_logits(head: Problem, dtypes: Problem, rows: Rows) -> Array:
-    """The largest logit of each row `[T]`, evaluated again at its key, with a gradient.
+    """The largest logit of each row `[T]`, recomputed at its key to have a gradient.
 
-    One pair for each row, O(T): the loop over blocks returns its index only.
+    One pair for each row, O(T): the loop over blocks returns only its index.
     """
     head, empty = widen_low(head), rows.first < 0
     rows = rows._replace(first=jnp.maximum(rows.first, 0).astype(jnp.int32))
     every = jnp.arange(rows.first.shape[0])
-    # On an explicit mesh a gather's operand and indices must be divided alike: the select makes an
-    # array that several heads share one head's own.
+    # On an explicit mesh a gather's operand and indices must have equal sharding: the select
+    # broadcasts an array that several heads share.
     own = (lambda x: jnp.where(rows.first[0] >= 0, x, x)) if is_explicit() else jnp.asarray
 
     def pair(x: Array) -> Array:

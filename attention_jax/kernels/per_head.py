@@ -1,4 +1,4 @@
-"""Lower a request for a kernel in blocks, and map a function of one head over all heads."""
+"""Lower a request for a blocked kernel, and map a function of one head over all heads."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Heads(NamedTuple):
     Attributes:
         problem: the problem, with leading axes `facts.sizes`.
         kinds: the kinds of blocks, NumPy `[nT, nS]` or traced `[*#sizes, nT, nS]`.
-        dtypes: the dtypes of the problem's leaves, which blocks have.
+        dtypes: the dtypes of the problem's leaves, to which blocks are cast.
         facts: the static facts.
         tiling: the tiling.
     """
@@ -32,7 +32,7 @@ class Heads(NamedTuple):
     tiling: Tiling
 
     def map(self, function: Callable[[Any, Problem], Any]) -> Any:
-        """`function(kinds, head)` for every head, with kinds `[nT, nS]`."""
+        """Maps `function(kinds, head)` over all heads, with kinds `[nT, nS]`."""
         facts, loop = self.facts, self.tiling.loop
         if isinstance(self.kinds, np.ndarray):
             of_head = functools.partial(function, self.kinds)

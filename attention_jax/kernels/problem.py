@@ -3,9 +3,9 @@
 Arrays are sorted by the axes that they have: query data, key data, pair data and parameters. A
 block is then one slice of each, for any score, mask and bias.
 
-Masked entries must not matter, not even NaN. So if any pair may be masked, rows of queries and keys
-that are not finite are replaced by ones before the score is evaluated, and their visible logits are
-set to NaN afterwards.
+Masked entries must not affect results, even if they are NaN. Therefore, if any pair may be masked,
+non-finite rows of queries and keys are replaced by ones before the score is evaluated, and their
+visible logits are set to NaN afterwards.
 """
 
 from typing import Any, NamedTuple
@@ -145,7 +145,7 @@ def may_exceed_int32(dtype: Any) -> bool:
 
 
 def _beyond_int32(positions: Any) -> Array | None:
-    """Which traced positions do not fit in 32 bits: their rows are NaN. Known ones raise before."""
+    """Which traced positions exceed 32 bits: their rows are NaN. Concrete ones raise earlier."""
     if positions is None or not may_exceed_int32(positions.dtype):
         return None
     positions = jnp.asarray(positions)
@@ -182,8 +182,8 @@ def _clean_rows(tree: Any, clean: Array, bad: Array, layout: Layout) -> tuple[An
 def block_kinds(problem: Problem, facts: Static, tiling: Tiling) -> Any:
     """The kinds of blocks, int8: 0 skipped, 1 partial, 2 full.
 
-    NumPy `[nT, nS]` if they are known while tracing. Else traced, `[*#sizes, nT, nS]`, and joined
-    into one map for all heads if these are vectorised.
+    NumPy `[nT, nS]` if they are known while tracing. Otherwise traced, `[*#sizes, nT, nS]`, and
+    joined into one map if heads are vectorised.
     """
     if tiling.kinds is not None:
         return tiling.kinds.array
@@ -208,7 +208,7 @@ def part(sides: Sides, name: str) -> Sides:
 
 
 def finish(request: Request, facts: Static, out: Array, *statistics: Array) -> Result:
-    """From the engine's leading axes to the public layout.
+    """Converts the kernels' leading axes to the public layout.
 
     Args:
         request: the request.

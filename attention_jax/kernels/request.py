@@ -1,6 +1,6 @@
 """The arguments of one call, checked, in one frozen record; and the result of a kernel.
 
-A kernel is a module with three functions: `why_not(request)` returns what the kernel cannot do of a
+A kernel is a module with three functions: `why_not(request)` returns why the kernel cannot run a
 request, or None; `tile(request)` its tiling, or None if it has none; `run(request, tiling)` the
 `Result`.
 """
@@ -37,9 +37,9 @@ class Request(Record):
         dropout_key: a PRNG key, or None without dropout.
         dropout_rate: in [0, 1).
         shared_dropout: one dropout mask for all batches and heads.
-        block_size: (query, key), or None for the kernel's own choice.
-        precision: of matrix products, in JAX's words, or None.
-        statistics: whether entropy and largest logit are wanted.
+        block_size: (query, key), or None for the kernel's default.
+        precision: of matrix products, as in JAX, or None.
+        statistics: whether to compute entropy and largest logit.
     """
 
     query: Any
@@ -71,7 +71,7 @@ class Request(Record):
         symbolic = self.layout.symbolic_lengths
         if not symbolic:
             return None
-        return f'it divides known lengths into blocks, got symbolic {symbolic}; "dense" takes them'
+        return f'its blocks need known lengths, got symbolic {symbolic}; "dense" supports them'
 
     @property
     def may_hide(self) -> bool:
@@ -87,12 +87,12 @@ class Request(Record):
 
 
 class Result(NamedTuple):
-    """What a kernel returns.
+    """The result of a kernel.
 
     Attributes:
         out: `[*B, T, N, V]` with the query's dtype.
-        rows: statistics `[*B, N, T]`, all finite: 0 for an empty row. None unless the request wants
-            them.
+        rows: statistics `[*B, N, T]`, all finite: 0 for an empty row. None without
+            `statistics`.
         empty: bool `[*B, N, T]`, which rows are empty; None without statistics.
     """
 
@@ -102,7 +102,7 @@ class Result(NamedTuple):
 
     @property
     def stats(self) -> Stats | None:
-        """The statistics as they are published: lse and max_logit of an empty row are -inf."""
+        """The public statistics: lse and max_logit of an empty row are -inf."""
         if self.rows is None or self.empty is None:
             return None
         lse, entropy, top = self.rows

@@ -2,9 +2,9 @@
 
     out = exp(x - max x) · v / Σ exp(x - max x),   x = q kᵀ
 
-XLA's CPU compiler makes one kernel of this, products included, that never writes the planes to
-memory: at T = S = 256 it takes 0.4 of the time of a loop over heads. A mask, a bias or another
-result beside `out` prevents the fusion; from lengths of 512 on the planes leave the cache.
+XLA's CPU compiler fuses this, including the products, into one kernel that does not write the
+planes to memory: at T = S = 256 it takes 0.4 of the time of a loop over heads. A mask, a bias or a
+second result prevents the fusion; from lengths of 512 on the planes exceed the cache.
 
 Derivatives are those of the online softmax with recomputation (`softmax_tangent`): they need the
 log-sum-exp of each row.
@@ -33,10 +33,10 @@ _LONGEST = 256
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do, or of the machine."""
+    """Why this kernel cannot run the request on this machine, or None."""
     layout = request.layout
     if not tilings.on_one_cpu():
-        return "it runs on a single CPU device: elsewhere heads are divided, or nothing is fused"
+        return "it runs on a single CPU device: elsewhere heads may be sharded, or nothing is fused"
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
     if max(layout.T, layout.S) > _LONGEST:
@@ -49,7 +49,7 @@ def why_not(request: Request) -> str | None:
         return f"it accumulates in float32, the request in {request.accumulator}"
     for name in ("mask", "bias", "query_positions", "key_positions", "block_size"):
         if getattr(request, name) is not None:
-            return f"it takes no {name}"
+            return f"it does not support {name}"
     if request.dropout_rate > 0:
         return "it has no dropout"
     return "it computes no statistics" if request.statistics else None

@@ -2,13 +2,13 @@
 
     logits = K Q,   out = diagonal blocks of softmax(logits)ᵀ V
 
-A product with the head axis in the middle copies all keys and values on a CPU, which costs far more
+A product with the head axis in the middle copies all keys and values on a CPU, which takes longer
 than the arithmetic of a single query. Here `K [S, K·H]` keeps its layout and the queries form a
 block-diagonal matrix `Q [K·H, N]`: K times the FLOPs, and no copy.
 
-Through the zeros of Q a non-finite number would reach the other heads. A column of zeros appended
-to each second factor detects this: its product is NaN if any number is not finite. Then non-finite
-numbers are replaced by 0, with the same products, so that all other outputs keep their bits. Only
+Multiplied by the zeros of Q a non-finite number would affect other heads. A zero column appended to
+each second factor detects this: its product is NaN if any number is not finite. Then non-finite
+numbers are replaced by 0, with the same products, so that all other outputs are bitwise equal. Only
 if one of those numbers is visible, the outputs that it makes NaN are computed head by head.
 Derivatives are those of the computation head by head.
 """
@@ -46,14 +46,14 @@ _MOST_HEADS = 16
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request this kernel cannot do, or of the machine."""
+    """Why this kernel cannot run the request on this machine, or None."""
     layout = request.layout
     if not tilings.on_one_cpu():
-        return "it runs on a single CPU device: elsewhere heads are divided, or keys not copied"
+        return "it runs on a single CPU device: elsewhere heads may be sharded, or keys not copied"
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
     if layout.T != 1:
-        return f"it attends from one query, got T = {layout.T}"
+        return f"it needs T = 1, got T = {layout.T}"
     if layout.K > _MOST_HEADS:
         return f"K must be at most {_MOST_HEADS}, got K = {layout.K}"
     if 0 in (layout.H, layout.V):
@@ -62,11 +62,11 @@ def why_not(request: Request) -> str | None:
         return f"score {request.score!r} is not a dot product, scaled or not"
     for name in ("bias", "block_size"):
         if getattr(request, name) is not None:
-            return f"it takes no {name}"
+            return f"it does not support {name}"
     if request.dropout_rate > 0:
         return "it has no dropout"
-    if holds_user_code(request.mask):  # the rule of the derivative would call it again
-        return f"mask {request.mask!r} holds a function of the caller"
+    if holds_user_code(request.mask):  # the derivative's rule would call it again
+        return f"mask {request.mask!r} contains a user function"
     for name in ("query_positions", "key_positions"):
         positions = getattr(request, name)
         if positions is not None and may_exceed_int32(positions.dtype):
@@ -87,8 +87,8 @@ def run(request: Request, tiling: Tiling) -> Result:
     def nothing() -> tuple[Result, Array]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    # A branch of its own: XLA would fuse the reshaping with the write of the newest token before
-    # it, which is then done twice, once in a copy of the cache.
+    # A separate branch: otherwise XLA fuses the reshape with the preceding write of the newest
+    # token, which is then done twice, once in a copy of the cache.
     able = jnp.all(jnp.isfinite(request.query))
     result, finite = jax.lax.cond(able, lambda: _block_diagonal(request), nothing)
 
@@ -111,12 +111,12 @@ def _run_jvp(tiling: Tiling, primals: Any, tangents: Any) -> Any:
 
 
 def _head_by_head(request: Request, tiling: Tiling) -> Result:
-    """The same by the online softmax."""
+    """The same result by the online softmax."""
     return attend_heads(request, tiling, attend_head)
 
 
 def _block_diagonal(request: Request) -> tuple[Result, Array]:
-    """The result, and whether the keys and values that it was made of are finite."""
+    """The result, and whether its keys and values are finite."""
     with precision_of_products(request.precision):
         return _products(request)
 

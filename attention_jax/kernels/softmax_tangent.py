@@ -4,9 +4,9 @@
 
 The tangent is one linear function of the inputs' tangents, a sum over blocks under
 `jax.checkpoint`; JAX transposes it into the backward pass (dv = pᵀ do, dx = p (do vᵀ - o·do + d
-lse), then the transpose of the score's own block). So forward mode, reverse mode and their
-nestings all come from this one rule, and what is saved is O(T + S): the inputs, `out` and `lse`.
-A score's block is differentiated by `jax.jvp`; no score, bias or mask needs a rule of its own.
+lse), then the transpose of the score's block). This one rule gives forward mode, reverse mode and
+their nestings, and the residuals are O(T + S): the inputs, `out` and `lse`. A score's block is
+differentiated by `jax.jvp`; scores, biases and masks need no derivative rules.
 
 References:
     Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4.
@@ -42,14 +42,14 @@ from attention_jax.kernels.block import (
     visible_pairs,
     weights_times,
 )
-from attention_jax.kernels.block_loops import block_start, sweep
+from attention_jax.kernels.block_loops import block_start, sum_blocks
 from attention_jax.kernels.online_softmax import Rows
 from attention_jax.kernels.problem import Problem, Static
 from attention_jax.kernels.tiling import KnownKinds
 
 
 class Change(NamedTuple):
-    """Sums of which the tangents of rows consist: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
+    """The sums in the tangents of rows: out `[T, V]`; Σ p dx ln p and Σ p dx, `[T]`."""
 
     out: Array
     surprise: Array
@@ -80,9 +80,9 @@ class Spec(NamedTuple):
 def attend_head(
     head: Problem, kinds: Any, dtypes: Problem, facts: Static, block: tuple[int, int]
 ) -> Rows:
-    """As `online_softmax.attend_head`, with the derivative by recomputation.
+    """`online_softmax.attend_head` with its derivative by recomputation.
 
-    The products of the derivative have the precision that is in force here.
+    The products of the derivative use the default precision at the time of this call.
     """
     known = isinstance(kinds, np.ndarray)
     both = head, None if known else kinds
@@ -97,7 +97,7 @@ def _rows(spec: Spec, floats: list[Any], others: list[Any]) -> Rows:
     head, kinds = spec.problem(floats, others)
     with precision_of_products(spec.precision):
         return online_softmax.attend_head(
-            head, kinds, spec.dtypes, spec.facts, spec.block, parted=True
+            head, kinds, spec.dtypes, spec.facts, spec.block, split=True
         )
 
 
@@ -155,7 +155,7 @@ def _flash_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Rows, Rows]:
 
     with precision_of_products(spec.precision):
         zeros = Change(*(jnp.zeros_like(x) for x in (rows.out, rows.entropy, rows.log_total)))
-        change = sweep(zeros, block_size, kinds, fetch, contribute)
+        change = sum_blocks(zeros, block_size, kinds, fetch, contribute)
     d_out = change.out - rows.out * change.lse[:, None]
     # entropy = -Σ p ln p and dp = p (dx - d lse)
     d_entropy = -change.surprise - rows.entropy * change.lse

@@ -2,8 +2,8 @@
 
     out = softmax(cap · tanh(q kᵀ / cap), where -left <= s - t <= right and ids agree) · v
 
-It wants queries that are scaled already, heads before lengths and one example at a time, and skips
-the blocks that a static mask rules out. First derivatives only, in reverse mode.
+It requires scaled queries, heads before lengths and single examples, and skips the blocks that are
+empty under a static mask. Only first derivatives, in reverse mode.
 """
 
 from typing import Any
@@ -26,14 +26,14 @@ _LANES = 128
 
 
 def why_not(request: Request) -> str | None:
-    """What of the request it cannot do, or of the machine."""
+    """Why it cannot run the request on this machine, or None."""
     if jax.default_backend() != "tpu":
         return f"it runs on TPUs, and JAX's default backend is {jax.default_backend()!r}"
     return cannot(request)
 
 
 def cannot(request: Request) -> str | None:
-    """What of the request it cannot do, on a TPU."""
+    """Why it cannot run the request on a TPU, or None."""
     layout = request.layout
     if layout.symbolic_lengths:
         return f"it needs known lengths, got symbolic {layout.symbolic_lengths}"
@@ -50,16 +50,16 @@ def cannot(request: Request) -> str | None:
         return f"lengths are not expressible, got {request.mask!r}; segments(...) are"
     segments = plain.segments
     if segments is not None and (segments.key_ids is not None or layout.T != layout.S):
-        return "segment ids of its own for the keys may leave rows without a key"
+        return "separate segment ids for the keys may leave rows without a key"
     if segments is not None and segments.padding_id is not None:
         return "padding_id leaves rows without a key, which is undefined"
     return None
 
 
 def run(request: Request, tiling: Any = None, *, interpret: bool = False) -> Result:
-    """Computes the request; `interpret` does so on any machine, slowly, as a check of values."""
+    """Computes the request; with `interpret` on any machine, slowly, for tests."""
     plain = translate(request)
-    assert isinstance(plain, Plain)  # else why_not refuses it
+    assert isinstance(plain, Plain)  # ensured by why_not
 
     def kernel(query: Array, key: Array, value: Array) -> Array:
         return _attend(request.layout, plain, query, key, value, interpret=interpret)
@@ -70,7 +70,7 @@ def run(request: Request, tiling: Any = None, *, interpret: bool = False) -> Res
 def _attend(
     layout: Layout, plain: Plain, query: Array, key: Array, value: Array, *, interpret: bool
 ) -> Array:
-    # Pallas is loaded where it is used: `import attention_jax` must stay quick.
+    # Pallas is imported here to keep `import attention_jax` fast.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         BlockSizes,
         CausalMask,
@@ -109,7 +109,7 @@ def _attend(
         jnp.swapaxes(x, -2, -3).reshape(-1, x.shape[-2], x.shape[-3], x.shape[-1])
         for x in (scaled, key, value)
     )
-    out: Any  # without residuals it is one array
+    out: Any  # without residuals, one array
     if plain.segments is None:
         out = jax.vmap(kernel)(*flat)
     else:

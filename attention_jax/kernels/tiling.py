@@ -1,9 +1,9 @@
-"""Tilings: block size, loop order and the kinds of blocks, chosen here once for a call.
+"""Tilings: block size, loop order and the kinds of blocks, computed once for each call.
 
-Measured on two CPU cores (float32, H 64): blocks of half a million pairs keep the matrix products
-at their rate, smaller ones waste less if a mask leaves few pairs, and a loop over heads keeps
-one block's plane in cache. With several devices, or on an accelerator, heads are vectorised
-instead: a loop over a sharded axis would gather it.
+Measured on two CPU cores (float32, H 64): blocks of half a million pairs reach the peak rate of
+matrix products, smaller ones waste less if a mask leaves few pairs, and a loop over heads keeps one
+block's plane in cache. With several devices, or on an accelerator, heads are vectorised instead: a
+loop over a sharded axis would gather it.
 """
 
 from typing import Any, NamedTuple
@@ -67,12 +67,12 @@ SMALL_PLANE = 64 * 64
 
 
 def on_one_cpu() -> bool:
-    """Whether heads may be looped over: with several devices they may be divided among these."""
+    """Whether heads may be looped over: with several devices they may be sharded."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
 def tile(request: Request) -> Tiling:
-    """The tiling of a request; a `block_size` that is given is used as it is."""
+    """The tiling of a request; a given `block_size` is used unchanged."""
     layout = request.layout
     loop, block, kinds = on_one_cpu(), request.block_size, None
     if block is None and layout.T * layout.S <= SMALL_PLANE:
@@ -95,7 +95,7 @@ def whole_plane(request: Request, *, loop: bool) -> Tiling:
 
 
 def without_mask(layout: Layout, block: Block, *, may_hide: bool) -> np.ndarray:
-    """The kinds where there is no mask, int8 `[nT, nS]`: full, or partial at a ragged end.
+    """The kinds without a mask, int8 `[nT, nS]`: full, or partial at a ragged end.
 
     The last block of an axis that the block size does not divide overlaps its neighbour, so it is
     never full; nor is any block if a bias may be -inf.
@@ -146,7 +146,7 @@ def _cpu_block(request: Request) -> tuple[Block, np.ndarray | None]:
 
 
 def _coarsen(kinds: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The kinds of blocks that are `rows` × `columns` of these."""
+    """Coarsens a map: the kinds of blocks of `rows` × `columns` of these."""
     low = high = kinds
     for axis, step in ((-2, rows), (-1, columns)):
         if step == 1:
@@ -176,7 +176,7 @@ def _static_kinds(request: Request, block: Block) -> np.ndarray | None:
 
 
 def plane_view(request: Request) -> View:
-    """The whole plane, as a mask takes it."""
+    """The `View` of the whole plane."""
     layout = request.layout
 
     def positions(given: Any, length: Any) -> Any:

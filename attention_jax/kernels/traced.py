@@ -1,9 +1,9 @@
-"""Trace a caller's functions once for a call and replace them by their programs.
+"""Trace user functions once per call and replace them by their programs (jaxprs).
 
-A kernel evaluates the same block function in its forward pass and in the rule of its derivative,
-which JAX may run long after the call. A caller's function could compute something else by then, and
-a rule has no derivative with respect to values that a function captured. A program is constant, and
-captured values are its inputs.
+A kernel evaluates the same block function in its forward pass and in its derivative rule, which JAX
+may run long after the call. The user's function may have changed by then, and a rule has no
+derivative with respect to captured values. A program is constant, and captured values are its
+inputs.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Program(NamedTuple):
     keys: int
 
     def __call__(self, captured: Any, *arguments: Any) -> Array:
-        """Its result for these values, cast to the dtypes that it was traced with (`narrow`)."""
+        """The result for these values, cast to the dtypes of tracing (`narrow`)."""
 
         def cast(variables: Any, values: Any) -> list[Any]:
             return [x.astype(v.aval.dtype) for v, x in zip(variables, values, strict=True)]
@@ -71,7 +71,7 @@ class TracedTerm(Term):
 
 @pytree
 class TracedMask(Mask):
-    """A mask of which one block is a program."""
+    """A mask whose block function is a program."""
 
     parameters: Any
     captured: Any
@@ -83,7 +83,7 @@ class TracedMask(Mask):
 
 
 def trace_user_code(problem: Problem, facts: Static, block: tuple[int, int]) -> Problem:
-    """The problem with a caller's functions as programs, for blocks of this size.
+    """The problem with user functions replaced by programs, for blocks of this size.
 
     Args:
         problem: as `lower` returns it, with leading axes `facts.sizes`.
@@ -110,7 +110,7 @@ def trace_user_code(problem: Problem, facts: Static, block: tuple[int, int]) -> 
 
 
 class _Function(NamedTuple):
-    """A part of a block's evaluation: the arrays that it takes of a block, and the call."""
+    """A part of a block's evaluation: the block's arrays that it uses, and the call."""
 
     operands: Callable[[Problem], Any]
     call: Callable[[Problem, Any], Array]
@@ -144,7 +144,7 @@ _MASK = _Function(_operands_of_mask, _block_of_mask)
 def _traced(
     problem: Problem, facts: Static, block: tuple[int, int], function: _Function
 ) -> tuple[list[Array], Program]:
-    """What the function captured, with leading axes of size 1, and its program."""
+    """The values captured by the function, with leading axes of size 1, and its program."""
     leaves, structure = jax.tree.flatten(problem)
     lead = len(facts.sizes)
     structures: list[Any] = []

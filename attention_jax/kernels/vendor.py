@@ -1,9 +1,9 @@
-"""Requests that the vendors' kernels can express, and their guarantees for masked numbers.
+"""Translation of requests for vendors' kernels, and the handling of masked non-finite values.
 
 They support one score, the dot product with a constant scale, and masks that are an interval of
-keys for each query, sometimes with lengths or segment ids. `translate` expresses a request in these
-terms or returns which part is not expressible. The kernels multiply a masked NaN by 0, and their
-result for an empty row is undefined: `guarded` removes both from their inputs.
+keys for each query, sometimes with lengths or segment ids. `translate` converts a request, or
+returns the part that is not expressible. The kernels multiply a masked NaN by 0, and their result
+for an empty row is undefined: `guarded` removes both from their inputs.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ _ROWS = 128  # queries of one step if a key is not finite
 
 
 class Plain(NamedTuple):
-    """A request in the vendors' words.
+    """A request in the vendors' terms.
 
     Attributes:
-        scale: what the dot product is multiplied by.
-        cap: of the soft cap; None without.
+        scale: the factor of the dot product.
+        cap: the soft cap, or None.
         left: keys from t - left on are visible to query t; None is no bound.
-        right: keys up to t + right, which may be below t, are visible; None is no bound.
+        right: keys up to t + right are visible, possibly right < 0; None is no bound.
         padding: lengths, or None.
         segments: ids, or None.
     """
@@ -41,22 +41,22 @@ class Plain(NamedTuple):
 
 
 def translate(request: Request) -> Plain | str:
-    """The request in the vendors' words, or the part of it that has none."""
+    """The request in the vendors' terms, or the reason why it is not expressible."""
     product = request.score.dot_product(request.layout.H)
     if product is None:
         return f"score {request.score!r} is not a dot product with a constant scale"
     if request.bias is not None:
-        return f"bias {request.bias!r} may hide whole rows, which it turns into NaN"
+        return f"bias {request.bias!r} may mask whole rows, for which it returns NaN"
     if request.dropout_rate > 0:
-        return "its dropout follows a generator of its own, not (key, head, positions)"
+        return "its dropout mask is not a function of (key, head, positions)"
     if request.statistics:
         return "its statistics have no gradient, or are missing"
     if request.query_positions is not None or request.key_positions is not None:
-        return "it counts positions from 0 and takes no query_positions or key_positions"
+        return "it does not support query_positions or key_positions"
     if request.precision is not None:
-        return f"precision {request.precision!r} cannot be chosen"
+        return f"precision {request.precision!r} is not supported"
     if request.block_size is not None:
-        return "it chooses its own block_size"
+        return "it does not support block_size"
     interval = _mask(request.mask, request.layout)
     return interval if isinstance(interval, str) else Plain(*product, *interval)
 
@@ -90,7 +90,7 @@ def _mask(
 def guarded(
     request: Request, plain: Plain, kernel: Callable[[Array, Array, Array], Array]
 ) -> Array:
-    """Runs a kernel on finite inputs, so that masked NaN and inf do not matter.
+    """Runs a kernel on finite inputs, so that masked NaN and inf have no effect.
 
     Args:
         request: the request.
@@ -121,9 +121,9 @@ _any_of_all = one_for_all(lambda flags: jnp.any(flags, 0))
 
 
 def _visible_bad(plain: Plain, layout: Layout, bad: Array) -> Array:
-    """The outputs to which something bad is visible, `[*B, T, N, V]`; `bad` is `[*B, S, K, V]`.
+    """The outputs with a visible bad entry, `[*B, T, N, V]`; `bad` is `[*B, S, K, V]`.
 
-    A few queries in a step, for O(T + S) memory; it runs only if something is bad.
+    Processes a few queries per step, for O(T + S) memory; runs only if an entry is bad.
     """
     count = -(-layout.T // _ROWS)
     bad = jnp.repeat(bad, layout.group, axis=-2).astype(jnp.float32)
@@ -139,7 +139,7 @@ def _visible_bad(plain: Plain, layout: Layout, bad: Array) -> Array:
 
 
 def _visible(plain: Plain, layout: Layout, rows: Array) -> Array:
-    """The keys that are visible to some queries, bool `[*B, rows, S]`."""
+    """The keys visible to the given queries, bool `[*B, rows, S]`."""
     keys = jnp.arange(layout.S, dtype=jnp.int32)
     distance = keys[None, :] - rows[:, None]
     visible = jnp.ones(distance.shape, bool)

@@ -1,4 +1,4 @@
-"""Block maps: which blocks of the [T, S] plane a kernel visits.
+"""Block maps: the kind of each block of the [T, S] plane.
 
     kind(i, j) = 0 skipped   every pair of the block is masked
                  1 partial   the mask is evaluated
@@ -28,7 +28,7 @@ _PICTURE = 64  # rows and columns of the largest picture
 
 @runtime_checkable
 class Mask(Protocol):
-    """The two answers of a mask; see `attention_jax.masks.mask`."""
+    """The two methods of a mask; see `attention_jax.masks.mask`."""
 
     allowed: Callable[[View], Any]
     decide: Callable[[View, View], Verdict]
@@ -52,17 +52,17 @@ class BlockMap(Record):
 
     @property
     def visited(self) -> Any:
-        """How many blocks are visited, partial ones included."""
+        """The number of visited blocks, including partial ones."""
         return (self.kinds != SKIPPED).sum()
 
     @property
     def partial(self) -> Any:
-        """How many blocks are partial."""
+        """The number of partial blocks."""
         return (self.kinds == PARTIAL).sum()
 
     @property
     def skipped(self) -> Any:
-        """How many blocks are skipped."""
+        """The number of skipped blocks."""
         return (self.kinds == SKIPPED).sum()
 
     @property
@@ -126,7 +126,7 @@ def block_map(
 
 
 def kinds_of(answer: Verdict) -> Any:
-    """A three-valued answer as int8 kinds; NumPy where it is known."""
+    """Converts a three-valued decision to int8 kinds; NumPy if it is known."""
     xp = jnp if any(isinstance(x, jax.Array) for x in answer) else np
     some, every = (xp.asarray(x) for x in answer)
     kinds = xp.where(every, np.int8(FULL), xp.where(some, np.int8(PARTIAL), np.int8(SKIPPED)))
@@ -134,7 +134,7 @@ def kinds_of(answer: Verdict) -> Any:
 
 
 def verdict(mask: Mask, view: View, sizes: tuple[int, int]) -> Verdict:
-    """The mask's three-valued answer for every block of `sizes` (query, key)."""
+    """The mask's three-valued decision for every block of `sizes` (query, key)."""
 
     def bounds(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
         low = high = x
@@ -158,7 +158,7 @@ def verdict(mask: Mask, view: View, sizes: tuple[int, int]) -> Verdict:
 
 
 def _reduce(x: Any, axis: int, size: int, kind: str) -> Any:
-    """Minima or maxima of runs of `size` along `axis`; an axis of size 1 stays."""
+    """Minima or maxima of runs of `size` along `axis`; an axis of size 1 is kept."""
     length = x.shape[axis]
     if length == 1:
         return x
@@ -194,7 +194,7 @@ def density(mask: Mask, view: View, lengths: Lengths, *, size: int = 1024) -> fl
 
 
 def _cut(view: View, rows: slice, columns: slice) -> View:
-    """The part of a view that belongs to one block; axes of size 1 stay."""
+    """The slice of a view for one block; axes of size 1 are kept."""
 
     def cut(x: Any) -> Any:
         x = x if x.shape[-2] == 1 else x[..., rows, :]

@@ -10,7 +10,7 @@ from attention_jax.masks.patterns import Window
 
 @pytree
 class Written(Mask):
-    """Keys in slots of a buffer that hold a real token."""
+    """The mask of slots with a real token."""
 
     slots: Any
     full: Any
@@ -47,7 +47,7 @@ class Written(Mask):
 
 @pytree
 class Latest(Window):
-    """The window of keys that a rolling buffer holds, `left` before the query's own."""
+    """The window of keys in a rolling buffer, `left` before the query's position."""
 
     def latest(self) -> int | None:
         """The buffer's length."""
@@ -58,19 +58,19 @@ def check_reach(length: int, interval: Interval) -> None:
     """Checks that a buffer of the latest `length` keys holds all visible keys of a query.
 
     Raises:
-        ValueError: If `interval` begins before the buffer, or has no known beginning.
+        ValueError: If `interval` begins before the buffer, or has no known lower bound.
     """
     if interval.left is not None and interval.left < length:
         return
     if interval.left is None:
-        reach = "the mask does not bound how far back a query sees (its reach is unlimited)"
+        reach = "the mask does not bound the distance of visible keys"
         way = f"a mask with window({length - 1}, 0)"
     else:
-        reach = f"under the mask a query sees {interval.left + 1} tokens, itself counted"
+        reach = f"{interval.left + 1} tokens are visible to a query, including itself"
         way = f"a rolling cache of length {interval.left + 1}"
     raise ValueError(
-        f"a rolling cache of length {length} holds the latest {length} tokens alone, but {reach}: "
-        f"give {way}, or a cache that is not rolling"
+        f"a rolling cache of length {length} holds only the latest {length} tokens, but {reach}: "
+        f"use {way}, or a cache that is not rolling"
     )
 
 
@@ -98,7 +98,7 @@ def over_rolling_cache(mask: Mask, length: int) -> Mask:
 def refuse_index(name: str, given: object, length: int) -> None:
     """Raises for an argument that depends on the array index of keys in a rolling cache."""
     raise ValueError(
-        f"{name} {given!r} goes by the array index of a key, but a rolling cache of length "
-        f"{length} does not keep keys in the order of their positions: use a {name} of positions, "
+        f"{name} {given!r} depends on the array index of a key, but a rolling cache of length "
+        f"{length} does not store keys in the order of positions: use a {name} of positions, "
         "or a cache that is not rolling"
     )

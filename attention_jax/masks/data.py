@@ -29,7 +29,7 @@ def _limits(lengths: Any) -> Any:
     """Lengths `[*B]` as int32 `[*B, 1, 1]`."""
     xp = np if isinstance(lengths, (int, np.integer, np.ndarray)) else jnp
     lengths = xp.asarray(lengths)
-    if lengths.dtype.itemsize > 2:  # beyond 32 bits is beyond every index
+    if lengths.dtype.itemsize > 2:  # larger values exceed every index
         lengths = xp.clip(lengths, 0, np.iinfo(np.int32).max)
     return lengths.astype(np.int32)[..., None, None]
 
@@ -43,7 +43,7 @@ def _row(x: Any, like: Any) -> Any:
 class Padding(Mask):
     """The first `key_lengths` keys, for the first `query_lengths` queries.
 
-    They are counted by array index, or by position.
+    Lengths are compared with array indices, or with positions.
     """
 
     key_lengths: Any
@@ -97,7 +97,7 @@ class Padding(Mask):
         return keys & (at.query_positions < queries if self.positional else queries)
 
     def decide(self, low: View, high: View) -> Verdict:
-        """From the least position and the greatest length, and the other way round."""
+        """From the minimum position and maximum length, and vice versa."""
         return Verdict(self._real(low, high), self._real(high, low))
 
 
@@ -141,7 +141,7 @@ class Segments(Mask):
         return same if padding is None else same & (view.sides.key != padding)
 
     def _padding(self, view: View) -> Any:
-        """The id of padding in the ids' dtype, None also where that has no such number."""
+        """The padding id in the ids' dtype; None if that cannot represent it."""
         dtype = np.dtype(view.sides.key.dtype)
         limits = np.iinfo(dtype)
         fits = self.padding_id is not None and limits.min <= self.padding_id <= limits.max
@@ -205,18 +205,18 @@ class FromArray(Mask):
         return Sides(pair=self.array)
 
     def by_index(self) -> tuple[Mask, ...]:
-        """Itself, unless all keys are alike."""
+        """The mask itself, unless it broadcasts over keys."""
         return () if self.array.shape[-1] == 1 else (self,)
 
     def by_side(self, lengths: Lengths) -> Sides | None:
-        """The array, if all queries or all keys are alike."""
+        """The array, if it broadcasts over queries or keys."""
         array = self.prepare(lengths).pair
         if array.shape[-2] == 1:
             return Sides(key=array[..., 0, :])
         return Sides(query=array[..., 0]) if array.shape[-1] == 1 else None
 
     def take_heads(self, heads: Sequence[int], count: int) -> "FromArray":
-        """The planes of these heads, where each head has its own."""
+        """The planes of these heads, if they differ between heads."""
         if self.array.ndim < 3 or self.array.shape[-3] != count:
             return self
         return FromArray(self.array[..., np.asarray(heads), :, :])
@@ -226,7 +226,7 @@ class FromArray(Mask):
         return FromArray(None)
 
     def allowed(self, view: View) -> Any:
-        """The array's own entries."""
+        """The array's entries."""
         return view.sides.pair
 
     def decide(self, low: View, high: View) -> Verdict:
@@ -235,7 +235,7 @@ class FromArray(Mask):
 
 
 def _check_one_reading(shape: Shape, lead: Shape) -> None:
-    """Raises where the first of three axes may be the batch or the heads, `lead = (B, N)`."""
+    """Raises if the first of three axes may be the batch or the heads, `lead = (B, N)`."""
     if len(shape) == 3 and len(lead) == 2 and shape[0] > 1 and lead[0] == lead[1] == shape[0]:
         raise ValueError(
             f"mask has shape {list(shape)}, whose first axis fits both B = {lead[0]} and "
@@ -248,7 +248,7 @@ def padding(key_lengths: Any, query_lengths: Any = None) -> Mask:
     """Masks padding at the end: key s is real where `s < key_lengths`.
 
     Args:
-        key_lengths: ints `[*B]`: how many of each example's keys are real.
+        key_lengths: ints `[*B]`: the number of real keys of each example.
         query_lengths: ints `[*B]`; later queries are empty rows, with output 0.
 
     Returns:
@@ -289,7 +289,7 @@ def segments(
 def _in_32_bits(
     query_ids: Any, key_ids: Any, padding_id: int | None
 ) -> tuple[Any, Any, int | None]:
-    """The ids as they are where they fit; else their ranks, which are equal where the ids are."""
+    """The ids if they fit in 32 bits; else their ranks, which preserve equality."""
     given = [ids for ids in (query_ids, key_ids) if ids is not None]
     wide = [not fits_int32(ids) for ids in given if isinstance(ids, np.ndarray)]
     if not any(wide):
@@ -298,7 +298,7 @@ def _in_32_bits(
         if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
             return query_ids, key_ids, padding_id
         raise ValueError(
-            "query_ids or key_ids go beyond 32 bits, and not both are NumPy arrays: number the "
+            "query_ids or key_ids exceed 32 bits, and not both are NumPy arrays: number the "
             "segments from 0, or enable 64 bits"
         )
     # As Python's integers: int64 and uint64 have no common dtype.

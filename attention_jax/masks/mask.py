@@ -2,11 +2,11 @@
 
     mask(t, s) = True where query t may attend to key s
 
-A mask has two answers: the entries of a block (`allowed`), and, from the ranges of the block's
-data, whether it is empty, full or partial (`decide`). The second is three-valued logic, so `&`, `|`
-and `~` compose both. A new mask is one class with these two methods; the others have defaults that
-are always right and make it usable in fewer places: by vendors' kernels, sub-quadratic attention
-and rolling caches.
+A mask has two methods: `allowed` returns the entries of a block, and `decide` returns, from the
+ranges of the block's data, whether it is empty, full or partial. The second is three-valued logic,
+so `&`, `|` and `~` compose both. A new mask is one class with these two methods; the others have
+correct defaults, which only restrict its use in vendors' kernels, sub-quadratic attention and
+rolling caches.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Mask(Record):
     def per_head(self) -> "Mask":
         """The mask inside a kernel, each leaf with a leading head axis of size 1 or N.
 
-        Without the data that `prepare` returns.
+        The data that `prepare` returns are removed.
         """
         return self
 
@@ -98,7 +98,7 @@ class Mask(Record):
         return self
 
     def by_index(self) -> "tuple[Mask, ...]":
-        """The parts that depend on the array index of a key: by default, masks with data."""
+        """The parts that depend on a key's array index: by default, masks with data."""
         return () if type(self).prepare is Mask.prepare else (self,)
 
     def __and__(self, other: object) -> "Mask":
@@ -215,7 +215,7 @@ class Pair(Mask):
         return type(self)(self.first.per_head(), self.second.per_head())
 
     def overflowed(self) -> Any:
-        """Of either mask."""
+        """The overflow flags of either mask."""
         first, second = self.first.overflowed(), self.second.overflowed()
         if first is None or second is None:
             return second if first is None else first
@@ -343,7 +343,7 @@ class Not(Mask):
         return self.mask.allowed(view) ^ True
 
     def decide(self, low: View, high: View) -> Verdict:
-        """Some unless the inner mask has all; all where it has none."""
+        """Some unless the inner mask has all; all if it has none."""
         some, every = self.mask.decide(low, high)
         return Verdict(every ^ True, some ^ True)
 

@@ -69,7 +69,7 @@ class RandomBlocks(Mask):
     size: int = static()
     blocks: int = static()
     num_heads: int | None = static()
-    heads: tuple[int, ...] | None = static(default=None)  # those of num_heads that are left
+    heads: tuple[int, ...] | None = static(default=None)  # the remaining ones of num_heads
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         return "random", {
@@ -94,7 +94,7 @@ class RandomBlocks(Mask):
         return Chosen(_known(*known), self.size, known)
 
     def take_heads(self, heads: Sequence[int], count: int) -> "RandomBlocks":
-        """The blocks of these heads, where each head has its own."""
+        """The blocks of these heads, if they differ between heads."""
         if self.num_heads is None or count != len(self._left):
             return self
         return dataclasses.replace(self, heads=tuple(self._left[head] for head in heads))

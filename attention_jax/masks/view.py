@@ -1,4 +1,4 @@
-"""What a mask is evaluated on, and what it answers."""
+"""The inputs and results of a mask's methods."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class View(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Bounds for the pairs of a block: whether some may be visible, and whether all surely are."""
+    """Bounds for the pairs of a block: whether some may be visible, and whether all are."""
 
     some: Any
     every: Any
@@ -70,7 +70,7 @@ class SegmentIds(NamedTuple):
 class Lengths(NamedTuple):
     """The lengths of a call, and whether its positions are the default ones.
 
-    `lead` is `(*B, N)`, or empty where it is not known.
+    `lead` is `(*B, N)`, or empty if it is not known.
     """
 
     T: Size

@@ -70,7 +70,7 @@ class Bias(Term):
 
 
 class ContentBias(Bias):
-    """A bias that depends on what the query or the key is, and not on positions alone."""
+    """A bias that depends on the query or the key, and not only on positions."""
 
     def to_array(
         self,
@@ -80,9 +80,9 @@ class ContentBias(Bias):
         query_positions: AnyArray | None = None,
         key_positions: AnyArray | None = None,
     ) -> Array:
-        """There is none: it depends on the query."""
+        """Raises a TypeError: the bias depends on the query."""
         raise TypeError(
-            f"{self!r} depends on the query and has no array of its own; "
+            f"{self!r} depends on the query and has no array; "
             "(scores.dot() + bias)(query, key) evaluates it for all pairs"
         )
 

@@ -1,4 +1,4 @@
-"""Rotary position encoding: queries and keys turned by their position."""
+"""Rotary position embedding: queries and keys rotated by their position."""
 
 from typing import Annotated, Any
 
@@ -24,19 +24,19 @@ def rotary(
     *,
     scaling: Anything = None,
 ) -> Float[Array, "*B T N H"]:
-    """Turns channel pairs of queries or keys by angles proportional to their position.
+    """Rotates channel pairs of queries or keys by angles proportional to their position.
 
         (a, b) -> (a cos pθ_i - b sin pθ_i,  a sin pθ_i + b cos pθ_i),   θ_i = base^(-2i / W)
 
     So the dot product of a query and a key depends on their distance alone. Apply it to both, with
-    their own positions, before `attend`; a cache holds keys that are already turned.
+    their own positions, before `attend`; a cache holds keys that are already rotated.
 
     Args:
         x: `[*B, T, N, H]`, queries or keys.
         positions: ints `[T]` or `[*B, T]`, any 32-bit values. Phases are exact to 1e-6 at all of
             them.
         base: the slowest wavelength is about 2π·base.
-        fraction: the share of channels that are turned, the first W = fraction · H, in [0, 1].
+        fraction: the share of channels that are rotated, the first W = fraction · H, in [0, 1].
         interleaved: pairs are channels (2i, 2i + 1), as in the paper and GPT-J; by default they
             are (i, i + W / 2), as in GPT-NeoX and Llama.
         scaling: `linear_scaling`, `ntk_scaling` or `yarn_scaling`, for inputs longer than trained.
@@ -84,7 +84,7 @@ def rotary(
 
 
 def _width(fraction: float | int, depth: int) -> int:
-    """How many channels are turned."""
+    """The number of rotated channels."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must lie in [0, 1], got {fraction}")
     width = round(fraction * depth)

@@ -1,6 +1,6 @@
 """Scalings of rotary frequencies, for inputs longer than those a model was trained on.
 
-A scaling is a small object given as `rotary(..., scaling=)`: it turns the frequencies of the
+A scaling is a small object given as `rotary(..., scaling=)`: it maps the frequencies of the
 rotation into others, and may scale the rotated vectors.
 """
 
@@ -76,7 +76,7 @@ class Yarn(Scaling):
         )
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
-        """`θ / factor` where a wave turns less than `beta_slow` times over the original length."""
+        """`θ / factor` where a wave has fewer than `beta_slow` periods in the original length."""
 
         def channel(turns: float) -> float:
             return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * log_base)
@@ -138,14 +138,14 @@ def yarn_scaling(
     γ is 1 for channels that turn more than `beta_fast` times over the original length and 0 for
     those that turn less than `beta_slow` times. Between the two it falls linearly in the channel,
     as in the authors' code and in the models released with it; the paper's eq. 18 has it linear in
-    the number of turns.
+    the number of periods.
 
     Args:
         factor: new length over trained length.
         original_length: the trained length.
-        beta_fast: turns above which a channel is kept (β in the paper).
-        beta_slow: turns below which it is fully interpolated (α in the paper).
-        gain: what rotated queries and keys are multiplied by; the formula's by default, 1 for a
+        beta_fast: periods above which a channel is kept (β in the paper).
+        beta_slow: periods below which it is fully interpolated (α in the paper).
+        gain: the factor of rotated queries and keys; the formula's by default, 1 for a
             factor of at most 1.
 
     Returns:

@@ -16,7 +16,7 @@ def sinusoidal(
         P(p, 2i) = sin(p / base^(2i / D)),  P(p, 2i + 1) = cos(p / base^(2i / D))
 
     Sines are in the even channels, cosines in the odd ones; an odd width ends with a sine. At
-    integer positions the phases are exact, whatever their size.
+    integer positions the phases are exact, for any size.
 
     Args:
         positions: integer or floating array of any shape.

@@ -1,4 +1,4 @@
-"""Scores: who matches. Plain functions on arrays, and the score objects built on them."""
+"""Scores of queries and keys: functions on arrays, and the score objects built on them."""
 
 from attention_jax.scores.additive import additive as additive
 from attention_jax.scores.additive import additive_score as additive_score

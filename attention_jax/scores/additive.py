@@ -88,7 +88,7 @@ class Additive(Score):
 
     @property
     def block_hint(self) -> tuple[int, int]:
-        """A plane that is walked once for every feature should stay in cache."""
+        """A plane that is updated once for every feature should fit in cache."""
         return (512, 512)
 
 

@@ -49,7 +49,7 @@ class Modified(Score):
         return dataclasses.replace(self, score=self.score.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The inner score's block, changed; masked pairs stay -inf."""
+        """The inner score's block, changed; masked pairs remain -inf."""
         scores = self.score.block(sides, query_positions, key_positions)
         return keep_masked(self.score, scores, self.change)
 

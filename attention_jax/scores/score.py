@@ -80,7 +80,7 @@ class Sum(Score):
         return Sum(self.score.per_head(), self.bias.per_head())
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
-        """The sum of the two blocks; -inf where the second is -inf, whatever the first is."""
+        """The sum of the two blocks; -inf where the second is -inf, for any first."""
         first, second = (Sides(*side) for side in zip(*sides, strict=True))
         bias = self.bias.block(second, query_positions, key_positions)
         hidden = bias == NEG_INF if self.bias.may_hide else None

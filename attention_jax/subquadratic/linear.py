@@ -112,7 +112,7 @@ def linear_attention(
         form: the order of the additions. "chunked": pairs within a chunk, sums before it.
             "parallel": all pairs, O(T·S). "recurrent": token by token; its gradient stores one
             state per token. None is "chunked".
-        chunk_size: tokens per chunk, for "chunked" only; None chooses.
+        chunk_size: tokens per chunk, for "chunked" only; chosen by default.
 
     Returns:
         `[*B, T, N, V]` with the query's dtype; sums in float32 at least. 0 for an empty row, and
@@ -160,9 +160,9 @@ def linear_attention_with_state(  # noqa: D417
 ) -> tuple[Float[Array, "*B T N V"], LinearState]:
     """`linear_attention` of one part of a sequence, `(out, state)`.
 
-    Every query sees all keys in the state, and the keys of this part that are visible under the
-    mask. The feature map is the same in every part. One causal call on a whole sequence equals
-    successive calls on its parts that pass the state on.
+    Every query attends to all keys in the state, and to the keys of this part that are visible
+    under the mask. The feature map is the same in every part. One causal call on a whole sequence
+    equals successive calls on its parts with the state passed between them.
 
     Args:
         state: the state after the previous part; None for the first part.

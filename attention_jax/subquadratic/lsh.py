@@ -73,7 +73,7 @@ def lsh_attention(
         scale: factor of the scores, a number, a scalar array or `[N]`; None is 1/√H.
 
     Returns:
-        `[*B, T, N, V]` with the query's dtype; 0 for rows that see no key, not even their own.
+        `[*B, T, N, V]` with the query's dtype; 0 for rows without any visible key.
 
     Raises:
         TypeError: an argument of the wrong type.

@@ -92,7 +92,7 @@ def _run(
         return empty
     heads = layout.N
     queries = scaled(problem.query, scale)
-    # A non-finite key is visible to all queries: their outputs are NaN whatever the landmarks are.
+    # A non-finite key is visible to all queries: their outputs are NaN for any landmarks.
     seen = problem.key_mask
     if seen is None:
         seen = jnp.ones((1, 1, layout.S), bool)

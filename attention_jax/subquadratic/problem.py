@@ -1,8 +1,8 @@
 """Conversion of a call to the canonical layout of all families, and back.
 
 Masked values must not affect the result, and visible non-finite ones must give NaN. Non-finite
-queries, keys and values are therefore replaced before any arithmetic, and the rows that see one of
-them are set to NaN afterwards: no product, forward or backward, contains a NaN.
+queries, keys and values are therefore replaced before any arithmetic, and the rows that attend to
+one of them are set to NaN afterwards: no product, forward or backward, contains a NaN.
 """
 
 import math

@@ -113,7 +113,7 @@ def together(query: Array, keys: Keys, sums: Sums, visible: Any) -> tuple[Array,
 def divide(numerator: Array, denominator: Array) -> tuple[Array, Array]:
     """The quotient, 0 where the denominator is 0; and whether the denominator is not 0."""
     sees = denominator != 0
-    # Dividing by the denominator's own value first keeps its square, in the derivative, in range.
+    # Dividing by the denominator's value first keeps its square, in the derivative, in range.
     scale = jax.lax.stop_gradient(jnp.where(sees, denominator, 1))
     out = (numerator / scale[..., None]) / jnp.where(sees, denominator / scale, 1)[..., None]
     return jnp.where(sees[..., None], out, 0), sees
@@ -204,12 +204,12 @@ def _pad(x: Array, front: int, back: int) -> Array:
 
 
 def aligned(tokens: Any, T: int, offset: int) -> tuple[Any, Any, Any]:
-    """Splits keys into three parts: query t sees the first part and keys 0 .. t of the second.
+    """Splits keys into three parts: query t attends to the first and keys 0 .. t of the second.
 
     Args:
         tokens: S keys.
         T: number of queries.
-        offset: query t sees keys up to t + offset.
+        offset: keys up to t + offset are visible to query t.
 
     Returns:
         Keys visible to every query; T keys, zero-padded; keys visible to no query.

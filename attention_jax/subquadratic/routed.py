@@ -104,14 +104,14 @@ def _run(
         x = jnp.pad(x, widths)
         return x.reshape(*x.shape[:2], -1, block_size, *x.shape[3:])
 
-    seen = jnp.ones((1, 1, S), bool) if problem.key_mask is None else problem.key_mask
-    seen = blocks(jnp.broadcast_to(seen, (B, K, S)), front)
+    visible = jnp.ones((1, 1, S), bool) if problem.key_mask is None else problem.key_mask
+    visible = blocks(jnp.broadcast_to(visible, (B, K, S)), front)
     bad = problem.bad_value | problem.bad_key[..., None]
     # Non-finite values are marked as NaN, which `block` replaces before the product.
     values = blocks(jnp.where(bad, jnp.nan, problem.value), front)
     keys = blocks(problem.key, front)
     queries = blocks(scaled(problem.query, scale))
-    selected, valid = select_blocks(problem, queries, keys, seen, num_blocks, front)
+    selected, valid = select_blocks(problem, queries, keys, visible, num_blocks, front)
     nT, k = selected.shape[2:]
     at = group(selected, K).reshape(B, K, -1)
 
@@ -130,14 +130,14 @@ def _run(
     any_bad = jnp.any(bad)
 
     def block(parts: Any) -> Weighed:
-        query, key, value, seen, index, reach = parts
+        query, key, value, visible, index, reach = parts
         logits = jnp.einsum("bnth,bnsh->bnts", query, key)
-        visible = seen[..., None, :] & (index[..., None, :] <= reach)
+        visible = visible[..., None, :] & (index[..., None, :] <= reach)
         bad = jnp.isnan(value)
         return weigh(logits, visible, jnp.where(bad, 0, value), bad, any_bad)
 
     parts = (jnp.moveaxis(queries, 2, 0), gather(keys), gather(values))
-    parts = (*parts, gather(seen) & valid, index, reach)
+    parts = (*parts, gather(visible) & valid, index, reach)
 
     def whole(x: Array) -> Array:
         return jnp.moveaxis(x, 0, 2).reshape(*queries.shape[:2], -1, *x.shape[4:])[:, :, :T]
@@ -147,7 +147,7 @@ def _run(
 
 
 def select_blocks(
-    problem: Problem, queries: Array, keys: Array, seen: Array, num_blocks: int, front: int
+    problem: Problem, queries: Array, keys: Array, visible: Array, num_blocks: int, front: int
 ) -> tuple[Array, Array]:
     """Selects the blocks of keys for each block of queries.
 
@@ -155,7 +155,7 @@ def select_blocks(
         problem: the call.
         queries: `[B, N, nT, size, H]`.
         keys: `[B, K, nS, size, H]`.
-        seen: bool `[B, K, nS, size]`.
+        visible: bool `[B, K, nS, size]`.
         num_blocks: k.
         front: length of the padding before the first key.
 
@@ -171,10 +171,10 @@ def select_blocks(
         usable = usable & (jnp.arange(size) == 0).reshape(1, 1, 1, size)
     N = problem.layout.N
     scores = jnp.einsum(
-        "bnih,bnjh->bnij", _means(queries, usable), over_groups(_means(keys, seen), N)
+        "bnih,bnjh->bnij", _means(queries, usable), over_groups(_means(keys, visible), N)
     )
     scores = jax.lax.stop_gradient(scores)
-    some = over_groups(jnp.any(seen, axis=-1), N)[:, :, None, :]
+    some = over_groups(jnp.any(visible, axis=-1), N)[:, :, None, :]
     if offset is not None:
         own = np.arange(nT)[:, None] + (offset + front) // size
         others = np.arange(nS)

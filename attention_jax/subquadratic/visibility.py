@@ -1,6 +1,6 @@
 """Masks of sub-quadratic attention: causal order and padding.
 
-    query t sees key s  if  s <= t + offset,  key s is unmasked,  and query t is unmasked
+    key s is visible to query t  if  s <= t + offset,  key s is unmasked,  and query t is unmasked
 
 A method that sums keys before they are combined with queries cannot mask a key for one query only.
 A mask is therefore decomposed into a mask of keys, a mask of queries, and causal order; any other
@@ -24,7 +24,7 @@ class Visibility(NamedTuple):
     Attributes:
         key: bool `[B, 1 or N, S]`, the mask of keys; None is all.
         query: bool `[B, 1 or N, T]`, the mask of queries; None is all.
-        offset: query t sees keys s <= t + offset; None is no order.
+        offset: keys s <= t + offset are visible to query t; None is no order.
         start: the position of query 0 relative to key 0.
     """
 

@@ -206,7 +206,7 @@ CASES: tuple[Case, ...] = (
     _case("-inf through the bias", "bias minus_infinity", _minus_infinity),
     _case("a very low bias", "bias", _low_bias),
     _case("very large scores", "mask", _large),
-    _case("NaN in what is masked", "mask hidden_nan", check_hidden),
+    _case("NaN in masked entries", "mask hidden_nan", check_hidden),
     _case("float16", "float16 mask", _dtype("float16")),
     _case("float16 past its range", "float16", check_float16_range),
     _case("bfloat16", "bfloat16 mask", _dtype("bfloat16")),

@@ -1,4 +1,4 @@
-"""The walk visits what the mask leaves, also where a few rows see everything."""
+"""Loops over blocks cover exactly the visible pairs, also if a few rows attend to all keys."""
 
 import jax
 import jax.numpy as jnp

@@ -58,10 +58,10 @@ def test_derivatives_are_those_of_flash():
 
 
 REFUSED = {
-    "mask": ({"mask": aj.masks.causal()}, "it takes no mask"),
-    "bias": ({"bias": np.zeros((32, 32), np.float32)}, "it takes no bias"),
-    "block_size": ({"block_size": 16}, "it takes no block_size"),
-    "query_positions": ({"query_positions": np.arange(32)}, "it takes no query_positions"),
+    "mask": ({"mask": aj.masks.causal()}, "it does not support mask"),
+    "bias": ({"bias": np.zeros((32, 32), np.float32)}, "it does not support bias"),
+    "block_size": ({"block_size": 16}, "it does not support block_size"),
+    "query_positions": ({"query_positions": np.arange(32)}, "it does not support query_positions"),
     "dropout": ({"dropout_rate": 0.5, "dropout_key": np.zeros(2, np.uint32)}, "no dropout"),
     "score": ({"score": aj.scores.soft_cap(aj.scores.dot(), 1.0)}, "soft_cap.*not a product"),
 }

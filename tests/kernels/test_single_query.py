@@ -125,8 +125,8 @@ def test_a_request_that_it_cannot_compute_is_refused(monkeypatch):
 
     pair = jnp.concatenate([query, query], 1)
     refused("one query, got T = 2", pair, key, value)
-    refused("takes no bias", query, key, value, bias=jnp.zeros((1, S)))
-    refused("takes no block_size", query, key, value, block_size=2)
+    refused("does not support bias", query, key, value, bias=jnp.zeros((1, S)))
+    refused("does not support block_size", query, key, value, block_size=2)
     refused("cosine.*not a dot product", query, key, value, score=aj.scores.cosine(1.0))
     refused("V > 0", query, key, value[..., :0])
     dropped = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}

@@ -98,7 +98,7 @@ def test_rolling_caches_ask_for_intervals_and_indices():
 
     full = aj.attend(QUERY, KEY, KEY, mask=Recent(3))[:, 8:]
     np.testing.assert_allclose(last(Recent(3)), full, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"length 4 .* sees 5 tokens"):
+    with pytest.raises(ValueError, match=r"length 4 .* 5 tokens are visible"):
         last(Recent(5))
-    with pytest.raises(ValueError, match="goes by the array index of a key"):
+    with pytest.raises(ValueError, match="depends on the array index of a key"):
         last(Recent(3) & Even())

@@ -1,4 +1,4 @@
-"""A rolling cache holds all that a query sees, or is refused."""
+"""A rolling cache holds all keys visible to a query, or raises an error."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ T, WIDTH = 9, 8
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, WIDTH)), jnp.float32)
 IDS = jnp.asarray(np.random.default_rng(1).integers(0, 7, size=(2, T)))
 KEY = jax.random.key(0)
-# By how many tokens a query sees, itself counted.
+# The numbers of tokens visible to a query, including itself.
 BOUNDED = {
     "window": (window(3, 0), 4),
     "a window with keys after the query": (window(2, 5), 3),
@@ -129,7 +129,7 @@ def test_a_cache_as_long_as_the_reach_is_enough(name, flavour):
     np.testing.assert_allclose(run(X, cache), full, rtol=1e-4, atol=1e-5)
     small = made.model.new_cache(2, reach - 1, rolling=True)
     for size in (1, T):
-        with pytest.raises(ValueError, match=rf"length {reach - 1} .* sees {reach} tokens"):
+        with pytest.raises(ValueError, match=rf"length {reach - 1} .* {reach} tokens are visible"):
             made(X[:, :size], small, method="with_cache")
 
 
@@ -180,7 +180,7 @@ def test_masks_by_array_index_are_refused(name, flavour):
     given = INDEXED[name]
     made = Made(flavour, _attention(window(3, 0)))
     cache, x = made.model.new_cache(2, 4, rolling=True), X[:, :1]
-    words = r"mask (from_array|segments)\(.*\) goes by the array index .* length 4"
+    words = r"mask (from_array|segments)\(.*\) depends on the array index .* length 4"
     with pytest.raises(ValueError, match=words):
         made(x, cache, mask=given, method="with_cache")
     key = jnp.ones((2, 4, 1, 2))
@@ -197,7 +197,7 @@ def test_an_array_bias_is_refused_unless_keys_are_alike(flavour):
     alone, _ = made(x, cache, method="with_cache")
     same, _ = made(x, cache, bias=jnp.ones((1, 2, 1, 1)), method="with_cache")
     np.testing.assert_allclose(same, alone, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"bias .* goes by the array index .* length 4"):
+    with pytest.raises(ValueError, match=r"bias .* depends on the array index .* length 4"):
         made(x, cache, bias=jnp.ones((1, 2, 1, 4)), method="with_cache")
 
 
@@ -206,7 +206,7 @@ def test_without_a_known_reach_it_is_refused(name, flavour):
     made = Made(flavour, _attention(UNBOUNDED[name]))
     cache = made.model.new_cache(2, 4, rolling=True)
     for size in (1, 3):
-        with pytest.raises(ValueError, match=r"rolling cache of length 4 .*unlimited"):
+        with pytest.raises(ValueError, match=r"rolling cache of length 4 .*does not bound"):
             made(X[:, :size], cache, method="with_cache")
 
 
@@ -214,9 +214,9 @@ def test_the_mask_of_the_call_counts(flavour):
     made = Made(flavour, _attention(None))
     cache, x = made.model.new_cache(2, 4, rolling=True), X[:, :1]
     made(x, cache, mask=window(3, 0), method="with_cache")
-    with pytest.raises(ValueError, match=r"length 4 .* sees 16 tokens"):
+    with pytest.raises(ValueError, match=r"length 4 .* 16 tokens are visible"):
         made(x, cache, mask=window(15, 0), method="with_cache")
-    with pytest.raises(ValueError, match=r"length 4 .*unlimited"):
+    with pytest.raises(ValueError, match=r"length 4 .*does not bound"):
         made(x, cache, mask=np.ones((2, 1, 1, 4), bool), method="with_cache")
 
 
@@ -231,7 +231,7 @@ def test_stacks_and_models(options, flavour):
             ),
         )
 
-    for mask, words in ((window(8, 0), "length 3 .* sees 9 tokens"), (None, "unlimited")):
+    for mask, words in ((window(8, 0), "length 3 .* 9 tokens are visible"), (None, "does not bound")):
         made = model(mask)
         with pytest.raises(ValueError, match=words):
             made(IDS, made.model.new_cache(2, 3, rolling=True), method="with_cache")
@@ -239,7 +239,7 @@ def test_stacks_and_models(options, flavour):
         sizes = (1, 2, WIDTH, 16) if name == "TransformerEncoder" else (2, WIDTH, 16)
         made = Made(flavour, lambda lib, n=name, s=sizes, **more: getattr(lib, n)(*s, **more))
         cache = made.model.new_cache(2, 4, rolling=True)
-        with pytest.raises(ValueError, match=r"length 4 .*unlimited"):
+        with pytest.raises(ValueError, match=r"length 4 .*does not bound"):
             made(X, cache, method="with_cache")
 
 
@@ -273,5 +273,5 @@ def test_attend_refuses_a_window_that_is_longer_than_the_buffer():
         see(mask)
     for attend in (aj.attend, aj.attend_with_stats, aj.attention_weights, aj.explain):
         for mask in (cache.mask() & window(15, 0), causal() & (window(15, 0) & cache.mask())):
-            with pytest.raises(ValueError, match=r"length 4 .* sees 16 tokens"):
+            with pytest.raises(ValueError, match=r"length 4 .* 16 tokens are visible"):
                 see(mask, attend)

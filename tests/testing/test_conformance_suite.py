@@ -70,7 +70,7 @@ def test_errors_are_reported_with_their_case(f, case, words):
 def test_wrong_empty_rows_and_masked_nan_are_found():
     with pytest.raises(AssertionError, match="empty rows: out: max error"):
         check_attention(plain, BASIC | {"empty_rows"}, only="empty rows")
-    with pytest.raises(AssertionError, match=r"NaN in what is masked: poison"):
+    with pytest.raises(AssertionError, match=r"NaN in masked entries: poison"):
         check_attention(plain, BASIC | {"hidden_nan"}, only="NaN")
 
 
