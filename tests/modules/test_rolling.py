@@ -231,7 +231,10 @@ def test_stacks_and_models(options, flavour):
             ),
         )
 
-    for mask, words in ((window(8, 0), "length 3 .* 9 tokens are visible"), (None, "does not bound")):
+    for mask, words in (
+        (window(8, 0), "length 3 .* 9 tokens are visible"),
+        (None, "does not bound"),
+    ):
         made = model(mask)
         with pytest.raises(ValueError, match=words):
             made(IDS, made.model.new_cache(2, 3, rolling=True), method="with_cache")
