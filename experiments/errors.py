@@ -1,9 +1,9 @@
-"""The error that means: what was asked for cannot be done, and here is what can."""
+"""The error of invalid requests."""
 
 
 class UsageError(ValueError):
-    """A request that cannot be met, told in one line: the thing, and what would be right.
+    """An invalid request; the message is one line with the cause and the correction.
 
-    ``python -m experiments`` prints the message and leaves with exit code 2; a traceback would
-    only hide it. Faults of the program itself are other exceptions and keep their traceback.
+    ``python -m experiments`` prints the message, without a traceback, and exits with code 2. Bugs
+    in the program raise other exceptions, with their traceback.
     """

@@ -1,1 +1,1 @@
-"""What all studies share: settings, run folders, training, checkpoints."""
+"""Shared parts of the studies: settings, run folders, training, checkpoints."""

@@ -1,4 +1,4 @@
-"""The command line of a study, read before tyro does, for what tyro tells in many words."""
+"""Checks of a study's command line before tyro parses it, with shorter error messages."""
 
 import dataclasses
 import difflib
@@ -16,15 +16,15 @@ _KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
 
 
 def check_arguments(arguments: Sequence[str], studies: Mapping[str, type[StudyOptions]]) -> None:
-    """Look at the study's name, the options' names and their numbers.
+    """Check the study's name, the options' names and their numbers.
 
     Args:
         arguments: the study's name, then its options.
         studies: the studies by name.
 
     Raises:
-        UsageError: the study or an option is unknown, an option lacks its value, or a value is no
-            number where it must be one.
+        UsageError: the study or an option is unknown, an option lacks its value, or a value is not
+            a number but must be one.
 
     Example:
         >>> from experiments.studies import STUDIES
@@ -57,7 +57,7 @@ def check_arguments(arguments: Sequence[str], studies: Mapping[str, type[StudyOp
 
 
 def given(arguments: Sequence[str], options: StudyOptions) -> set[str]:
-    """Return the names of the fields of ``options`` that stand on the command line."""
+    """Return the names of the fields of ``options`` that are given on the command line."""
     words = {name.removeprefix("--").replace("-", "_") for name, _ in _given(arguments[1:])}
     words |= {word.removeprefix("no_") for word in words}
     hints = typing.get_type_hints(type(options), include_extras=True)
@@ -88,7 +88,7 @@ def _options(study: type[StudyOptions]) -> dict[str, tuple[Any, bool]]:
 
 
 def _given(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each option with the words after it, those before the first one left out."""
+    """Return each option with the words after it, without those before the first option."""
     found: list[tuple[str, list[str]]] = []
     for word in arguments:
         if word.startswith("--") or word == "-h":

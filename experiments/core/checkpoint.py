@@ -1,11 +1,11 @@
-"""Checkpoints of a training state, with checksums: a damaged one is never taken for a whole one.
+"""Checkpoints of a training state, with checksums that detect damage.
 
     FOLDER/STEP/state             the arrays by their paths (orbax)
     FOLDER/STEP/checkpoint.json   a record in JSON, and the SHA-256 of every file of the state
 
-A checkpoint is written beside its place, while training goes on, and renamed into it, so that a
-kill leaves a whole one or none; the two newest are kept. All processes write their own arrays, and
-the first one the rest. It is read onto any mesh.
+A checkpoint is written asynchronously to a temporary folder and then renamed, so that a kill leaves
+a complete one or none; the two newest are kept. Every process writes its arrays, and the first one
+the rest. A checkpoint can be restored to any mesh.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _POOL = ThreadPoolExecutor(1)
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read: the step it was saved at, the state, and the record beside it."""
+    """A restored checkpoint: its step, its state and its record."""
 
     step: int
     state: Any
@@ -40,7 +40,7 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one training, in one folder; the end of a block waits for the last one."""
+    """The checkpoints of one training, in one folder; leaving the context awaits the last save."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -53,9 +53,9 @@ class Checkpoints:
         self.wait()
 
     def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
-        """Begin to save ``state`` and ``record`` as the checkpoint of ``step``.
+        """Start saving ``state`` and ``record`` as the checkpoint of ``step``.
 
-        An error of the save before is raised here; the state may be given up at once.
+        An error of the previous save is raised here; the state may be donated immediately.
         """
         self.wait()
         part = self._folder / f"{step}.part"
@@ -68,7 +68,7 @@ class Checkpoints:
         self._pending = _POOL.submit(self._seal, step, record)
 
     def wait(self) -> None:
-        """Wait for the last save, and raise its error if it has one."""
+        """Wait for the last save, and raise its error if there is one."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -76,12 +76,12 @@ class Checkpoints:
     def restore(
         self, like: Any, fault: Callable[[dict[str, Any]], str | None], say: Callable[[str], None]
     ) -> Restored | None:
-        """Return the newest whole checkpoint, None without one.
+        """Return the newest undamaged checkpoint, or None.
 
         Args:
             like: a state of the same structure, shapes and dtypes, with the shardings to read onto.
-            fault: returns what is wrong with a record, None for nothing.
-            say: is called with a line for each checkpoint that is damaged; it is left as it is.
+            fault: returns the error of a record, or None.
+            say: is called with a message for each damaged checkpoint, which is not changed.
         """
         steps = _steps(self._folder)
         for index, step in enumerate(steps):
@@ -104,7 +104,7 @@ class Checkpoints:
             content = {"step": step, "sha256": _digest(json.dumps(record).encode())}
             content |= {"record": record, "files": _digests(part / "state")}
             files.write_whole(part / _RECORD, json.dumps(content))
-            if place.exists():  # a damaged one, which was trained past again
+            if place.exists():  # a damaged one, whose step was trained again
                 shutil.rmtree(place)
             part.rename(place)
         for old in _steps(self._folder)[_KEPT:]:
@@ -121,9 +121,9 @@ class Checkpoints:
 
 @functools.cache
 def _checkpointer() -> ocp.AsyncCheckpointer:
-    # It logs an error, a full disk say, before it raises it.
+    # It logs an error, such as a full disk, before raising it.
     logging.getLogger("absl").setLevel(logging.CRITICAL + 1)
-    # Merging OCDBT files looks for them by a pattern, which a bracket in a folder's name breaks.
+    # Merging OCDBT files uses a glob pattern, which a bracket in a folder's name breaks.
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
 
 
@@ -163,7 +163,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _read(place: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the record of a checkpoint, and what is wrong with its files."""
+    """Return the record of a checkpoint, and the error of its files or None."""
     try:
         content = files.read_json(place / _RECORD)
         wanted, record = content["files"], content["record"]

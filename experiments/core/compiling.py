@@ -1,4 +1,4 @@
-"""Compiled functions of models: each is compiled once, and in less time on a CPU."""
+"""Compilation of models' functions: each is compiled once, with faster options on a CPU."""
 
 import functools
 import os
@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.core import mesh
 
-# On the two cores these halve the time to compile a training step of a small Transformer and leave
-# its speed as it is: that goes to matrix products, which LLVM does not compile.
+# On two cores these halve the compile time of a training step of a small Transformer without a
+# change in its speed: most of the run time is in matrix products, which LLVM does not compile.
 _LEVEL = "xla_backend_optimization_level"
 _WANTED: tuple[tuple[str, Any], ...] = (
     (_LEVEL, 1),
@@ -26,14 +26,14 @@ _WANTED: tuple[tuple[str, Any], ...] = (
 
 @functools.cache
 def compiler_options(*, fast_compile: bool = False) -> dict[str, Any]:
-    """Return XLA's options for quick compiling on a CPU, those of them that this version knows.
+    """Return XLA's options for fast compilation on a CPU that this version supports.
 
-    Elsewhere there are none, nor where XLA_FLAGS has its own. The cost study does not use them:
-    what it times is what users get.
+    Empty on other devices, and if XLA_FLAGS sets them. The cost study does not use them, because it
+    measures the users' setting.
 
     Args:
-        fast_compile: the function runs so few times that compiling is most of its cost: compile it
-            in half the time again, to run at half the speed.
+        fast_compile: whether the function runs so rarely that compilation dominates: this halves
+            the compile time again, at half the speed.
     """
     if jax.default_backend() != "cpu":
         return {}
@@ -67,12 +67,12 @@ _LOCK = threading.Lock()
 
 
 def executable(key: Any, jitted: Callable[[], Any], arguments: Sequence[Any]) -> Any:
-    """Return the executable of ``jitted()`` for ``arguments``, compiled once, in any thread.
+    """Return the executable of ``jitted()`` for ``arguments``, compiled once, thread-safe.
 
     Args:
-        key: everything that the function depends on beside its arguments, hashable: models that
-            differ in their parameters alone have one key. Structure, shapes, dtypes and shardings
-            of the arguments are added to it.
+        key: everything that the function depends on besides its arguments, hashable: models that
+            differ only in their parameters have one key. Structure, shapes, dtypes and shardings of
+            the arguments are added to it.
         jitted: makes the jitted function.
         arguments: arrays.
     """
@@ -91,9 +91,9 @@ def executable(key: Any, jitted: Callable[[], Any], arguments: Sequence[Any]) ->
 
 
 def call(function: Callable[..., Any], model: nnx.Module, *arrays: Any, **options: Any) -> Any:
-    """Return ``function(model, *arrays)``, compiled; the model's variables stay as they are.
+    """Return ``function(model, *arrays)``, compiled; the model's variables are not changed.
 
-    Where the model lies on a mesh, so do the arrays, and the result is whole in every process.
+    If the model is on a mesh, so are the arrays, and the result is complete in every process.
 
     Args:
         function: of a module, so that equal functions are one object.
@@ -143,7 +143,7 @@ def _prepared(
 
 
 def all_at_once(work: Sequence[Callable[[], Any]]) -> None:
-    """Do some compiling on as many threads as two cores can use, and wait for all of it."""
+    """Compile in as many threads as two cores can use, and wait for all of them."""
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(item) for item in work]:
             future.result()

@@ -15,7 +15,7 @@ class Compiled:
 
     Attributes:
         call: the executable; takes the arguments it was compiled for.
-        temporaries: bytes it needs beside arguments and results (None where XLA does not tell).
+        temporaries: bytes besides arguments and results (None if XLA does not report them).
         compile_seconds: time spent tracing and compiling.
     """
 
@@ -29,7 +29,7 @@ def compile_for(
 ) -> Compiled:
     """Compile ``function`` for ``arguments`` (arrays or ShapeDtypeStructs) without running it.
 
-    Those that ``donate`` counts are given up to each call, which may write into them.
+    The arguments in ``donate`` are donated to each call.
     """
     begun = time.perf_counter()
     executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
@@ -41,7 +41,7 @@ def compile_for(
 def interleaved(
     calls: Mapping[str, Callable[[], Any]], *, rounds: int, least_seconds: float = 0.002
 ) -> dict[str, dict[str, float]]:
-    """Time several functions in turn, ``rounds`` times, so that a slow spell hits all alike.
+    """Time several functions interleaved, ``rounds`` times, so that noise affects all equally.
 
     Each is run once unmeasured first; short ones are repeated within a round until they take
     ``least_seconds``.
@@ -67,9 +67,9 @@ def interleaved(
 def crossover(
     lengths: Sequence[int], first: Sequence[float | None], second: Sequence[float | None]
 ) -> int | None:
-    """Return the least length from which ``first`` takes longer than ``second``, for good.
+    """Return the least length from which on ``first`` always takes longer than ``second``.
 
-    Lengths at which either was not measured are left out. None: it does not, up to the longest.
+    Lengths at which either was not measured are ignored. None if there is no such length.
     """
     both = [
         (n, a > b)

@@ -1,10 +1,10 @@
-"""The devices that a model is trained on: a mesh, and how arrays lie on it.
+"""The device mesh of training, and the sharding of arrays.
 
     data     divides the examples of a batch; with --fully-sharded the parameters too
     model    divides heads, hidden widths and vocabularies
 
-A mesh of one device is the default, and it is not another path. Several processes have one mesh
-together: each makes its rows of a batch, and the first alone writes files.
+The default is a mesh of one device, with the same code path. Several processes share one mesh: each
+makes its rows of a batch, and only the first writes files.
 """
 
 import functools
@@ -21,8 +21,8 @@ from experiments.errors import UsageError
 
 AXES = ("data", "model")
 
-# The first rule whose pattern is found in a leaf's path divides it; an axis that does not divide
-# evenly is left whole. Moments have the paths of their parameters behind their own.
+# The first rule whose pattern is found in a leaf's path shards it; an axis that does not divide
+# evenly is replicated. Paths of moments end with the paths of their parameters.
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(query|key|value)\.kernel", PartitionSpec(None, "model")),  # [D, N, H]
     (r"(query|key|value)\.bias", PartitionSpec("model")),  # [N, H]
@@ -41,8 +41,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     Args:
         coordinator: HOST:PORT of the first process; "auto" to take all three from the cluster's
             environment (Slurm, Open MPI, Kubernetes, Cloud TPU); None for a process by itself.
-        processes: how many there are.
-        process: which this one is, from 0.
+        processes: the number of processes.
+        process: the index of this one, from 0.
     """
     if coordinator is None or jax.distributed.is_initialized():
         return
@@ -53,7 +53,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 
 
 def leave() -> None:
-    """Leave the other processes, all of which call this."""
+    """Disconnect from the other processes, all of which call this."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -64,7 +64,7 @@ def first() -> bool:
 
 
 def count() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes."""
     return jax.process_count()
 
 
@@ -87,7 +87,7 @@ def any_process(value: bool) -> bool:
 
 
 def barrier(name: str) -> None:
-    """Wait until all processes have come here."""
+    """Wait until all processes reach this call."""
     if count() > 1:
         from jax.experimental import multihost_utils
 
@@ -123,13 +123,13 @@ def make(text: str | None) -> Mesh:
 
 
 def sharding(mesh: Mesh, path: str, shape: tuple[int, ...], *, fully: bool) -> NamedSharding:
-    """Return how a leaf of the state lies on the mesh.
+    """Return the sharding of a leaf of the state.
 
     Args:
         mesh: of `make`.
         path: of the leaf, its names separated by dots.
         shape: of the leaf.
-        fully: whether its longest axis that is still whole is divided over ``data``.
+        fully: whether its longest unsharded axis is sharded over ``data``.
     """
     found = (spec for pattern, spec in RULES if re.search(pattern, path))
     spec = [*next(found, ())][: len(shape)]
@@ -152,7 +152,7 @@ def shardings(mesh: Mesh, tree: Any, *, fully: bool) -> Any:
 
 
 def put(tree: Any, where: Any) -> Any:
-    """Return the arrays of a tree, the same in all processes, as they lie by their shardings."""
+    """Place the arrays of a tree, equal in all processes, by their shardings."""
 
     def one(leaf: Any, at: NamedSharding) -> jax.Array:
         if count() == 1 or not getattr(leaf, "is_fully_addressable", True):
@@ -165,7 +165,7 @@ def put(tree: Any, where: Any) -> Any:
 
 
 def place(mesh: Mesh, batch: Any) -> Any:
-    """Return a batch with its examples divided over ``data``; each process makes its rows.
+    """Return a batch with its examples sharded over ``data``; each process makes its rows.
 
     A leaf is an array, or has ``shape`` and gives the rows of an index. One whose examples do not
     divide evenly is copied to every device.
@@ -198,7 +198,7 @@ def check_batch(mesh: Mesh, batch: Any) -> None:
 
 
 def of(tree: Any) -> Mesh | None:
-    """Return the mesh that the arrays of a tree lie on, None where they lie on none."""
+    """Return the mesh of the arrays of a tree, or None."""
     for leaf in jax.tree.leaves(tree):
         found = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if isinstance(found, Mesh):

@@ -1,4 +1,4 @@
-"""How a model is trained: the recipe, its optimiser, and the scale of a float16 loss.
+"""Training recipes: the optimiser, the schedule, and the scale of a float16 loss.
 
     g       ← g · min(1, clip / ‖g‖)
     θ_{t+1} = θ_t − f η s(t) (Adam(g) + λ θ_t),    s: a linear warm-up, then the schedule
@@ -34,7 +34,7 @@ _GROWTH = 2000  # finite steps after which the scale doubles
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How long and how to train.
+    """The hyperparameters of a training.
 
     Attributes:
         steps: optimiser steps in all.
@@ -44,9 +44,9 @@ class Recipe:
         clip: the largest global norm of a gradient; infinity for none.
         weight_decay: λ, of parameters with two axes or more.
         groups: pairs of a regular expression and a factor f: the first that is found in a
-            parameter's path counts; 0 leaves the parameter as it is. Others have 1.
-        precision: what losses and gradients are computed in, one of `PRECISIONS`; parameters and
-            moments are float32. A float16 loss has a scale that follows its overflows.
+            parameter's path applies; 0 freezes the parameter. The default is 1.
+        precision: the precision of losses and gradients, one of `PRECISIONS`; parameters and
+            moments are float32. A float16 loss has a dynamic scale.
         observe_every: steps between two observations; start and end have one too.
         checkpoint_every: steps between two checkpoints.
         fetch_every: steps whose metrics are fetched together, so that steps are dispatched ahead.
@@ -66,7 +66,7 @@ class Recipe:
 
     @classmethod
     def short(cls, steps: int, learning_rate: float, *, observations: int, **more: Any) -> "Recipe":
-        """Return the recipe of the studies' small models: they differ in what is given here."""
+        """Return the recipe of the studies' small models, which differ only in these arguments."""
         found: dict[str, Any] = {
             "warmup": max(1, steps // 20),
             "observe_every": max(1, steps // observations),
@@ -75,7 +75,7 @@ class Recipe:
         return cls(steps, learning_rate, **found | more)
 
     def compiled_part(self) -> "Recipe":
-        """Return what a compiled step depends on: the recipe without what is in the state."""
+        """Return the fields that a compiled step depends on: those that are not in the state."""
         others = {"observe_every": 1, "checkpoint_every": 1, "fetch_every": 1}
         return dataclasses.replace(self, learning_rate=0.0, clip=0.0, **others)
 
@@ -129,7 +129,7 @@ class Recipe:
         return jax.tree.map(one, tree)
 
     def loss_scale(self) -> dict[str, jax.Array] | None:
-        """Return the first scale of the loss, None where the precision needs none."""
+        """Return the initial scale of the loss, None if the precision needs none."""
         if self.precision != "float16":
             return None
         return {"scale": jnp.float32(_SCALE), "finite": jnp.int32(0)}

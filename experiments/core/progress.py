@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a bar with loss and time left, or plain lines in a log."""
+"""Progress of a study: a bar with loss and remaining time, or plain lines in a log."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from experiments.report.blocks import duration
 
 
 class _Terminal(Console):
-    """A console that shows text as it stands: brackets are no markup, colons no emoji."""
+    """A console that prints text verbatim, without markup or emoji."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet)
@@ -40,7 +40,7 @@ class Progress:
     """
 
     def __init__(self, total: int, quiet_seconds: float = 10.0, *, silent: bool = False):
-        """Start with ``total`` units of work ahead, in the study's own unit (mostly steps)."""
+        """Start with ``total`` units of work, in the study's unit (usually steps)."""
         self.console = _Terminal(quiet=silent)
         self._live = self.console.is_terminal
         self._bars = Bars(
@@ -67,7 +67,7 @@ class Progress:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a persistent line."""
         stop.check()
         self.console.print(text)
         self._spoke = time.monotonic()
@@ -84,7 +84,7 @@ class Progress:
             self._bars.remove_task(task)
 
     def skip(self, units: int) -> None:
-        """Count ``units`` as done that an earlier session of the run did."""
+        """Count ``units`` that an earlier session of the run has done."""
         self._bars.advance(self._all, units)
 
 
@@ -97,7 +97,7 @@ class Piece:
         self._begun = time.monotonic()
 
     def advance(self, note: str, units: int = 1) -> None:
-        """Count ``units`` as done; ``note`` (the loss, say) is shown beside the bar."""
+        """Count ``units`` as done; ``note``, such as the loss, is shown beside the bar."""
         p = self._progress
         self._done += units
         p._bars.update(self._task, advance=units, note=note)

@@ -1,4 +1,4 @@
-"""The record of a run, run.json: whether a run may be begun in a folder, or gone on with."""
+"""The record of a run, run.json: whether a run may be started or resumed in a folder."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def check_same(
 
 
 def other_data(path: Path, options: Any, before: str | None, now: str | None) -> str:
-    """Return the refusal of data that has changed, from one digest to another."""
+    """Return the error message for data that has changed, from one digest to another."""
     return (
         f"--data {files.short(options.data)} has changed since {files.short(path)} was started "
         f"with it (digest {str(before)[:12]}, now {str(now)[:12]}); restore it, or start a new run"

@@ -1,16 +1,16 @@
-"""A run folder: where one run of a study keeps its settings, finished cells and results.
+"""A run folder: the settings, finished cells and results of one run of a study.
 
     FOLDER/
-      run.json          what was asked, by which versions and on which data; when it ran, how long
+      run.json          settings, versions and data digest; times of the sessions
       run.lock          held by the process that works here, and released when that ends
       cells/NAME.json   one finished piece of work each (a trained model, a timed length)
       checkpoints/NAME  the training state of a model
       curves/NAME.jsonl its metrics, a line a step
       results.json      the documented outcome; figures/*.png; report.html
 
-A file is written whole or not at all, so a run that is killed at any moment can be resumed:
-finished cells are read back, not repeated. It is resumed only with the versions and the data that
-it was started with, so that all its cells are of one kind; and nothing that is damaged is deleted.
+Files are written atomically, so that a run that is killed at any moment can be resumed: finished
+cells are read, not repeated. It is resumed only with the versions and the data that it was started
+with, so that all its cells are comparable. Damaged files are never deleted.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from experiments.report.blocks import Report
 
 SCHEMA = 2
-# Where and on which devices a run goes on may differ from where it was begun.
+# Settings that may change when a run is resumed: folder and devices.
 _PLACE = ("mesh", "fully_sharded", "coordinator", "processes", "process")
 _NOT_SETTINGS = ("out", "resume", *_PLACE)
 
@@ -70,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, options: StudyOptions, total: int = 0, data: str | None = None) -> "RunFolder":
-        """Make the folder ``options.out`` asks for, or with ``options.resume`` go on with it.
+        """Make the folder ``options.out``, or with ``options.resume`` resume its run.
 
         Args:
             options: the study's settings.
@@ -115,13 +115,13 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.progress.__exit__()
-        # An error on its way, a full disk say, is not to be hidden by one from here.
+        # An error that is being raised, such as a full disk, must not be replaced by one from here.
         with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
             self.save_record()
         locks.unlock(self.path)
 
     def check_data(self, digest: str) -> None:
-        """Raise UsageError if data that the run reads again is not what it was started with."""
+        """Raise UsageError if the data of the run has changed since it was started."""
         if digest != self._record["data"]:
             raise UsageError(other_data(self.path, self.options, self._record["data"], digest))
 
@@ -129,7 +129,7 @@ class RunFolder:
         self, results: dict[str, Any], build: "Callable[[dict[str, Any], Path], Report]"
     ) -> Path:
         """Write results.json, and the report that ``build`` makes of it; return the folder."""
-        from experiments.report.page import write_report  # loads Jinja, which --help need not
+        from experiments.report.page import write_report  # loads Jinja, which --help does not need
 
         stop.check()
         document = self.write_results(results, finished=True)
@@ -175,7 +175,7 @@ class RunFolder:
                 done = sorted(file.stem for file in self._cell(name).parent.glob("*.json"))
                 self.write_results({"cells": done}, finished=False)
             mesh.barrier(f"cell {name}")
-        # Read back, so that a fresh run and a resumed one go on from identical objects.
+        # Read from the file, so that a fresh run and a resumed one continue with identical objects.
         return self._read_cell(name)
 
     def trained(
@@ -183,7 +183,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Return the cell of a model that `train` trains for ``steps``, as `cell` does.
 
-        With ``keep`` the trained model stays, for `train` to return again, until the run ends.
+        With ``keep`` the trained model stays in memory until the run ends, and `train` returns it.
         """
         if self.has(name):
             self.progress.skip(steps)
@@ -198,7 +198,7 @@ class RunFolder:
         """Return the cells of models that train for ``options.steps``, by `trained`.
 
         Args:
-            models: what ``train`` is given for each, by the name of its cell.
+            models: the arguments of ``train`` for each model, by the name of its cell.
             train: ``(options, run, name, *given) -> cell``.
         """
         steps = getattr(self.options, "steps")  # noqa: B009  (a study that trains has them)
@@ -208,7 +208,7 @@ class RunFolder:
         ]
 
     def train(self, name: str, task: "Task", recipe: "Recipe") -> "Trained":
-        """Train a model for the cell ``name``, or go on with it; see `experiments.core.train`."""
+        """Train a model for the cell ``name``, or resume it; see `experiments.core.train`."""
         from experiments.core.train import train
 
         return train(
@@ -289,13 +289,13 @@ def _claimed(path: Path, options: StudyOptions, data: str | None) -> dict[str, A
 
 
 class _Open:
-    """The run that this process works on, for the command that resumes it."""
+    """The run of this process, for the command that resumes it."""
 
     options: StudyOptions | None = None
 
 
 def resume_command() -> str | None:
-    """Return the command that goes on with the run of this process, None before it is begun."""
+    """Return the command that resumes the run of this process, None before it is started."""
     options = _Open.options
     if options is None:
         return None
@@ -308,17 +308,17 @@ def resume_command() -> str | None:
 
 
 def forget() -> None:
-    """Forget the run of an earlier call in this process."""
+    """Reset the run of an earlier call in this process."""
     _Open.options = None
 
 
 def resume_options(options: StudyOptions, given: Collection[str]) -> StudyOptions:
-    """Return the settings that the run in ``options.out`` was started with, to go on with it.
+    """Return the settings that the run in ``options.out`` was started with, to resume it.
 
     Args:
-        options: what the command line asks for.
-        given: the names of the fields that stand on the command line; each is compared, whatever
-            its value.
+        options: the options of the command line.
+        given: the names of the fields that are given on the command line; each is compared, for any
+            value.
 
     Raises:
         UsageError: there is no such run, it is of another study, or a field is given another value
@@ -358,7 +358,7 @@ def settings_of(options: StudyOptions) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` with NaN and infinities as None, which is all that JSON has for them."""
+    """Return ``value`` with NaN and infinities as None, since JSON cannot represent them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The settings of a study: its options, how a preset fills the gaps, and their form in JSON."""
+"""The settings of a study: options, presets, and their JSON form."""
 
 import dataclasses
 import math
@@ -22,9 +22,9 @@ FROM_PRESET: Any = None  # the default of a field that the preset fills
 class StudyOptions:
     """Options that all studies share.
 
-    A study subclasses this, adds its own fields and lists in ``preset_values`` what each preset
-    means. A field with the default FROM_PRESET is filled from there; a value given by the user
-    always wins.
+    A study subclasses this, adds fields and lists in ``preset_values`` the values of each preset. A
+    field with the default FROM_PRESET is filled from there; a value given by the user always takes
+    precedence.
     """
 
     out: Path | None = None
@@ -50,9 +50,9 @@ class StudyOptions:
 
     study: ClassVar[str] = ""
     preset_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of fields that all presets fill alike
-    # The values that a field may have, and the interval of a number: whole ones are at least 1,
-    # others at least 0, if it says nothing else. A field of many values has one at least.
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of fields that are equal in all presets
+    # The valid values of a field, and the interval of a number: by default integers are at least 1,
+    # others at least 0. A field of many values has at least one.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     intervals: ClassVar[Mapping[str, str]] = {}
     may_be_empty: ClassVar[tuple[str, ...]] = ()
@@ -64,7 +64,7 @@ class StudyOptions:
         return (type(self).__doc__ or "").partition("\n")[0]
 
     def resolved(self) -> typing.Self:
-        """Return the options with every None that the preset knows about filled in."""
+        """Return the options with every None that the preset defines filled in."""
         check_choice("--preset", self.preset, PRESETS)
         values = {**self.defaults, **self.preset_values.get(self.preset, {})}
         filled = {k: v for k, v in values.items() if getattr(self, k) is None}
@@ -73,7 +73,7 @@ class StudyOptions:
         return options
 
     def check(self) -> None:
-        """Raise UsageError where a value makes no sense; subclasses extend it."""
+        """Raise UsageError if a value is invalid; subclasses extend it."""
         intervals = {"seeds": f"[1, {_MOST_SEEDS}]", "process": "[0, inf)", **self.intervals}
         choices = {"preset": PRESETS, **self.choices}
         for field in dataclasses.fields(self):
@@ -90,7 +90,7 @@ class StudyOptions:
                 raise UsageError(f"{name} must name each once")
 
     def run(self) -> Path:
-        """Do the study and return the folder with its results."""
+        """Run the study and return the folder with its results."""
         raise NotImplementedError(f"{type(self).__name__} must define run()")
 
 

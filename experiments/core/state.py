@@ -3,10 +3,10 @@
     ℓ = loss(model(θ_t, rest_t); batch t, key t),   g = ∇_θ ℓ
     (θ, moments)_{t+1} = optimiser(g),   rest_{t+1}: as the model left it
 
-The graph of the model is static; everything else is a pytree of arrays, each with its own dtype
-and its place on the mesh. A step whose loss or gradient is not finite changes nothing, and nor do
-those after it: the model is the one before it. With float16 the loss overflows now and then by
-design: then the step alone is left out, until the scale of the loss is at its least.
+The graph of the model is static; everything else is a pytree of arrays with dtypes and shardings. A
+step whose loss or gradient is not finite changes nothing, nor do the later steps: the model is that
+before it. With float16 the loss overflows occasionally by design: then only that step is skipped,
+unless the scale of the loss is at its minimum.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ Loss = Callable[[Any, Batch, jax.Array], jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What decides all that follows, beside the batches.
+    """The training state, which with the batches determines all later steps.
 
     Attributes:
         params: the parameters.
         rest: the model's other variables.
-        optimizer: moments, rates, and how many steps they have seen.
+        optimizer: moments, rates and their step count.
         step: steps done; with ``seed`` it gives the key of the next one.
         seed: of the keys.
         alive: whether everything was finite so far.

@@ -1,10 +1,10 @@
-"""Stopping on SIGINT and SIGTERM, from the first moment of a run to its last.
+"""Stopping on SIGINT and SIGTERM at any time during a run.
 
-A handler that raises is not enough: Python discards what is raised inside a finaliser or a callback
-of the garbage collector, where JAX has one, extension modules abort if it is raised while they are
-initialised, and no handler runs while the main thread compiles. So a thread waits for the signals
-and ends the process; files are written whole, so that it can be ended anywhere. Only a `held` block
-is finished first: there a signal sets a flag, and the block stops where its state is saved.
+A handler that raises is not sufficient: Python discards exceptions raised inside a finaliser or a
+callback of the garbage collector, where JAX has one, extension modules abort if one is raised while
+they are initialised, and no handler runs while the main thread compiles. Therefore a thread waits
+for the signals and ends the process; files are written atomically, so that it can end anytime. Only
+a `held` block is finished first: a signal sets a flag, and the block stops when its state is saved.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop."""
+    """A signal requested the run to stop."""
 
 
 class _State:
@@ -28,12 +28,12 @@ class _State:
 
 
 def asked() -> bool:
-    """Return whether a signal has come."""
+    """Return whether a signal was received."""
     return _State.asked
 
 
 def check() -> None:
-    """Raise `Stopped` if a signal has come and no `held` block has to finish first."""
+    """Raise `Stopped` if a signal was received and no `held` block has to finish first."""
     if _State.asked and not _State.held:
         raise Stopped
 
@@ -75,7 +75,7 @@ def signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Let the first signal only set the flag: the block asks `asked` where it can stop."""
+    """Make the first signal only set the flag: the block checks `asked` where it can stop."""
     with signals():
         _State.held += 1
         try:

@@ -1,8 +1,8 @@
-"""Training: from a task and a recipe to a model and its history, on a mesh, through stops.
+"""Training of a model by a task and a recipe, on a mesh, resumable.
 
-The batch of step t depends on the seed and on t alone, and a checkpoint holds the whole state, so a
-run that was stopped goes on to the same numbers. Metrics are appended to a file of JSON lines; a
-checkpoint holds its length and its digest.
+The batch of step t depends only on the seed and t, and a checkpoint holds the whole state, so that
+a resumed run gives the same numbers. Metrics are appended to a file of JSON lines; a checkpoint
+holds its length and digest.
 
     {"step": 1, "loss": 4.2, "gradient_norm": 1.3, "seconds": 0.02}
     {"step": 50, "observed": {"valid_loss": 3.1}}
@@ -34,18 +34,18 @@ _KEPT = ("compile_seconds", "temporaries", "diverged_at")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learnt.
+    """The task of a training: model, loss and batches.
 
     Attributes:
-        title: what the progress calls it.
-        model: freshly built from ``seed``.
+        title: its name in the progress.
+        model: newly built from ``seed``.
         loss: ``(model, batch, key) -> scalar``; the key is the step's, for dropout.
-        batch_at: step (from 0) to batch, a tree of arrays; depends on nothing but its argument.
+        batch_at: maps a step (from 0) to a batch, a tree of arrays; a pure function.
         seed: of the steps' keys.
-        observe: returns numbers about the model, at the start, now and then, and at the end.
-        ahead: a batch of each shape to come; their steps are compiled before the first one.
-        besides: compile other functions of the model, at the same time, so that no core is idle.
-        tokens: how many tokens a batch has, where that is to be shown.
+        observe: returns metrics of the model, at the start, periodically, and at the end.
+        ahead: a batch of each later shape; their steps are compiled before the first one.
+        besides: functions that compile other functions of the model concurrently.
+        tokens: the number of tokens of a batch, if it is to be shown.
     """
 
     title: str
@@ -61,14 +61,14 @@ class Task:
 
 @dataclasses.dataclass
 class History:
-    """What training looked like, step by step; the first entry is step 1.
+    """The history of a training by step; the first entry is step 1.
 
     Attributes:
         file: the JSON lines.
         loss: training loss of each step.
         gradient_norm: global norm of each step's gradient, before clipping.
         seconds: time of each step, without compiling.
-        observed: one dict for each observation: ``step`` and whatever the task returned.
+        observed: one dict for each observation: ``step`` and the metrics of the task.
         compile_seconds: time spent compiling before the first step, over all sessions.
         temporaries: bytes of temporaries of the compiled step, by the batch's shapes.
         diverged_at: the step at which the loss, its gradient or an observation was not finite,
@@ -97,7 +97,7 @@ class History:
         return statistics.median(self.seconds) * 1e3 if self.seconds else None
 
     def record(self) -> dict[str, Any]:
-        """Return what results.json holds of a training; curves are means of some steps each."""
+        """Return the entry of a training in results.json; curves are means over several steps."""
         return {
             "steps": self.step,
             "loss": _thinned(self.loss),
@@ -140,7 +140,7 @@ class History:
         self._digest.update(line)
 
     def mark(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the history: all but the lines, and their digest."""
+        """Return the history's part of a checkpoint: all but the lines, and their digest."""
         if mesh.first():
             with self.file.open("ab") as lines:
                 os.fsync(lines.fileno())
@@ -148,7 +148,7 @@ class History:
         return {**kept, "bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def fault(self, mark: dict[str, Any]) -> str | None:
-        """Return what is wrong with the lines that a checkpoint goes on from, None for nothing."""
+        """Return the error of the metrics lines before a checkpoint, or None."""
         content = self.file.read_bytes() if self.file.is_file() else b""
         same = hashlib.sha256(content[: mark["bytes"]]).hexdigest() == mark["sha256"]
         return None if same else f"{self.file.name} has changed"
@@ -194,7 +194,7 @@ def train(
     """Train a model, or go on with it from the last of its checkpoints.
 
     Args:
-        task: what is learnt.
+        task: the task.
         recipe: how long and how.
         checkpoints: folder of the states; made if missing.
         curves: file of the metrics.

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on beside its settings: packages, source code, device."""
+"""The versions that the numbers of a run depend on: packages, source code, device."""
 
 import functools
 import hashlib
@@ -13,7 +13,7 @@ SOURCES = ("attention_jax", "experiments")
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and device: what the numbers of a run depend on besides its settings."""
+    """Return versions and device, which with the settings determine the numbers of a run."""
     import jax
 
     found = {"python": platform.python_version(), **versions()}
@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Return what a run's numbers depend on beside its settings, by name."""
+    """Return the versions that a run's numbers depend on, by name."""
     found: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:

@@ -11,7 +11,7 @@ from experiments.core.run import RunFolder
 from experiments.core.settings import FROM_PRESET, StudyOptions
 from experiments.report import blocks as report
 
-# What each form is told; the last three are the second with one thing changed.
+# The settings of each form; the last three are the second with one change each.
 FORMS = ("no scale", "1/√d", "clipping", "QK norm", "soft cap")
 
 
@@ -106,12 +106,12 @@ def _model(options: Stability, form: str, seed: int) -> Any:
     from experiments.models.recall import Recall
 
     scale = 1.0 if form == "no scale" else options.depth**-0.5
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if form == "QK norm":
-        told["normalize_qk"] = True
+        settings["normalize_qk"] = True
     if form == "soft cap":
-        told["score"] = scores.soft_cap(scores.scaled_dot(scale), options.cap)
-    return Recall(_WORDS, _WIDTH, options.depth, scale, rngs=nnx.Rngs(seed), **told)
+        settings["score"] = scores.soft_cap(scores.scaled_dot(scale), options.cap)
+    return Recall(_WORDS, _WIDTH, options.depth, scale, rngs=nnx.Rngs(seed), **settings)
 
 
 def _results(options: Stability, done: list[dict[str, Any]]) -> dict[str, Any]:
