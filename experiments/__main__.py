@@ -24,7 +24,7 @@ runs. {PROGRAM} STUDY --help tells what a study asks, and its options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the study that ``arguments`` ask for and return the exit code."""
+    """Run the study named in ``arguments`` and return the exit code."""
     from experiments import files
     from experiments.core import run
     from experiments.errors import UsageError
@@ -78,8 +78,8 @@ def parse(arguments: Sequence[str]) -> "StudyOptions":
     """Return the options of the study named by ``arguments[0]``.
 
     Raises:
-        UsageError: the command line is not understood; the message is one line.
-        SystemExit: help was asked for and printed.
+        UsageError: the command line is invalid; the message is one line.
+        SystemExit: help was requested and printed.
     """
     import contextlib
     import io
@@ -135,7 +135,7 @@ def _stopped(command: str | None) -> tuple[str, str | None]:
 
 
 def _line(reason: str, command: str | None) -> str:
-    """Return one printable line: why the program ends, and the command that goes on."""
+    """Return one printable line: why the program ends, and the command that resumes the run."""
     if command is not None:
         reason += f"; what was finished is kept, go on with: {command}"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(reason.split()))

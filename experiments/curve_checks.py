@@ -1,6 +1,6 @@
-"""Checks of the curves of a finished run: what `diagnose` finds in them, and four rules more.
+"""Checks of the curves of a finished run: the findings of `diagnose`, and four further rules.
 
-`attention_jax.diagnostics.diagnose` reads the history of one model: where training broke, whether
+`attention_jax.diagnostics.diagnose` examines the history of one model: whether training diverged or
 entropy collapsed as logits grew. The rules here are in `RULES`, with findings of the same form.
 """
 
@@ -17,7 +17,7 @@ from experiments.files import read_json, short
 
 Points = list[tuple[int, float | None]]
 
-# Where each study keeps the models it trained, and which of their keys name one.
+# The key of each study's trained models, and the keys that identify a model.
 MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compare": ("models", ("score",)),
     "scaling": ("trained", ("depth", "name")),
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
             largest logit.
         loss: training loss by step.
         gradient_norm: gradient norm by step; empty where the study records none.
-        diverged_at: the step at which training broke, or None.
+        diverged_at: the step at which training diverged, or None.
     """
 
     name: str
@@ -235,7 +235,7 @@ def together(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
 def _history(model: Trained) -> list[dict[str, Any]]:
     """Return the observations in the form of `attention_jax.diagnostics.history`."""
     rows = []
-    # What was not recorded is 0 throughout: it neither moves nor breaks, so nothing is found.
+    # Quantities that were not recorded are 0 throughout, so no rule applies to them.
     curves = {name: dict(model.curve(name)) for name in ("entropy", "max_logit")}
     losses = dict(model.curve("valid_loss"))
     for step in (row["step"] for row in model.observed):

@@ -1,11 +1,11 @@
-"""What a student learns from besides the references: a teacher's logits, its maps, its sentences.
+"""Distillation losses of a student: from a teacher's logits, attention maps or translations.
 
     none              loss = CE(references)
     logits            loss = ½ CE(references) + ½ τ² KL(teacher ‖ student), of softened predictions
     logits and maps   as logits, + mean over attentions and rows of KL(teacher's map ‖ student's)
     sequences         loss = CE(the teacher's greedy translations)
 
-A layer of the student learns from the last of its share of the teacher's layers.
+With k times as many layers in the teacher, layer l of the student is matched to layer k·l.
 
 References:
     Hinton et al. 2015, arXiv 1503.02531, eq. 2 (logits).
@@ -38,7 +38,7 @@ _AT_ONCE = 64  # sentences that the teacher translates at once
 def observed(
     student: seq2seq.Model, batch: seq2seq.Arrays
 ) -> tuple[Array, dict[str, AttentionInputs]]:
-    """Return the logits, and what each attention was given, by its path."""
+    """Return the logits, and the inputs of each attention by path."""
     inputs = batch["source"], batch["target_in"]
     flags = {"source_mask": batch["source"] != PAD, "deterministic": True}
     return attention_inputs(student, *inputs, **flags)
@@ -56,12 +56,12 @@ def _shown(teacher: seq2seq.Model, batch: seq2seq.Arrays) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """The loss of a student that is shown what its teacher makes of a batch.
+    """The loss of a student given the teacher's outputs for a batch.
 
     Attributes:
         temperature: τ, of the predictions.
         maps_weight: the weight of the maps' divergence, where there are maps.
-        deeper: how many layers of the teacher there are for each of the student's.
+        deeper: the number of teacher layers for each student layer.
     """
 
     temperature: float
@@ -115,7 +115,7 @@ def lesson(
         way: one of `WAYS`.
         data: the corpus.
         teacher: the trained teacher, where the way needs its logits.
-        said: its translations of the training sentences, where the way needs them.
+        said: its translations of the training sentences, if the way needs them.
         loss: the loss of the ways with logits.
     """
     if way == "none":

@@ -1,8 +1,8 @@
-"""Every pattern and every sub-quadratic family, at one size, as a function and as a layer.
+"""The patterns and sub-quadratic families, as functions to time and as layers to train.
 
-A size is a length T and a ``reach``: about how many keys a query attends to. Patterns are masks
-over exact attention; families are other computations. `MAKERS` has each as a function of query, key
-and value to time; `layer` has it as options of a Transformer layer to train.
+A size is a length T and a ``reach``, the approximate number of keys per query. Patterns are masks
+of exact attention; families are other computations. `MAKERS` contains functions of query, key and
+value to time; `layer` returns options of a Transformer layer to train.
 """
 
 import functools
@@ -87,7 +87,7 @@ def favor(depth: int, key: Any = KEY) -> Any:
     return subquadratic.favor_features(key, depth, 4 * depth)
 
 
-# What to time, in the order of the tables: of length, reach and head depth.
+# The functions to time, in the order of the tables: of length, reach and head depth.
 MAKERS: dict[str, Callable[[int, int, int], Function]] = {
     "full": lambda length, reach, depth: functools.partial(aj.attend, implementation="flash"),
     **{name: _masked(name) for name in PATTERNS if name != "axial"},
@@ -218,18 +218,18 @@ def _features(name: str, length: int, x: np.ndarray, positions: np.ndarray) -> n
 
 
 def pairs(name: str, length: int, reach: int) -> dict[str, float] | None:
-    """Return which shares of all pairs a pattern costs; None for what is no pattern.
+    """Return the shares of all pairs that a pattern costs; None for families.
 
     Returns:
-        ``seen`` by the mask; ``touched`` by blocks of 64 that have something to see, the least that
-        a kernel which skips blocks can compute; ``computed`` by the blocks that ours visits.
+        ``seen``: visible pairs; ``touched``: pairs of non-empty blocks of 64, the minimum of a
+        kernel that skips blocks; ``computed``: pairs of the blocks that this library visits.
     """
     if name not in PATTERNS:
         return None
     mask = PATTERNS[name](length, reach, KEY)
     seen = float(mask.density(length, length))
     touched = np.asarray(mask.block_map(length, length, min(64, length)).kinds) > 0
-    computed = seen  # by reshaping, "axial" computes what it sees
+    computed = seen  # by reshaping, "axial" computes only visible pairs
     if name != "axial":
         x = jax.ShapeDtypeStruct((1, length, 1, 64), np.float32)
         plan = aj.explain(x, x, x, mask=mask)

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, read only where reading ends."""
+"""Files of a run: atomic writes, and reads of regular files only."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.errors import UsageError
 
-# What a machine or a file name refuses, whatever the program does.
+# Errors of the machine or of a file name, which are not bugs of the program.
 _REFUSALS = frozenset(
     getattr(errno, name)
     for name in (
@@ -30,14 +30,14 @@ def short(name: object, most: int = _LONGEST) -> str:
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return in words what the machine refuses by ``error``, None for a fault of the program."""
+    """Return a message for an ``error`` of the machine, None for a bug of the program."""
     if isinstance(error, BrokenPipeError):
         return "standard output was closed"
     if isinstance(error, OSError) and error.errno is not None and error.errno in _REFUSALS:
         where = f": {short(error.filename)}" if error.filename is not None else ""
         return f"{os.strerror(error.errno)}{where}"
     text = " ".join(str(error).split())
-    # Orbax and XLA raise errors of their own, which keep the system's words.
+    # Orbax and XLA raise their own errors, with the system's message.
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
         if os.strerror(number) in text:
             return os.strerror(number)
@@ -65,8 +65,8 @@ def read_json(file: Path) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        FileNotFoundError: there is none.
-        UsageError: it is no regular file, or not whole.
+        FileNotFoundError: there is no such file.
+        UsageError: it is not a regular file, or damaged.
     """
     if not stat.S_ISREG(file.stat().st_mode):  # reading a pipe or a device may never end
         raise UsageError(f"{short(file)} is no regular file")

@@ -11,8 +11,8 @@ def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float | N
 
         p = Σ (x − x̄)(y − ȳ) / Σ (x − x̄)²,   x = ln length, y = ln cost
 
-    Costs that are None, 0 or not finite have no logarithm and are left out; None: fewer than two
-    lengths are left.
+    Costs that are None, 0 or not finite have no logarithm and are ignored; None if fewer than two
+    lengths remain.
     """
     points = [
         (math.log(n), math.log(cost))

@@ -1,4 +1,4 @@
-"""Taking heads from a trained translation model, the least important or any, and what is lost."""
+"""Pruning heads of a trained translation model, and the loss in quality."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from experiments.translation import quality
 
 Head = tuple[str, int]  # path of the attention, index
 PARTS = ("self", "cross")
-_LOOKED_AT = 2  # batches of held-out sentences that importance is measured on
+_MEASURED = 2  # batches of held-out sentences that importance is measured on
 
 
 def importance(trained: seq2seq.Model, data: TextBatches) -> dict[str, list[float]]:
     """Return the importance of each head by gradient, an attention's values of length 1."""
-    batch = joined(data.valid[:_LOOKED_AT])
+    batch = joined(data.valid[:_MEASURED])
     found = head_importance(
         trained,
         batch["source"],
@@ -61,7 +61,7 @@ def orders(
 
 
 def silenced(trained: seq2seq.Model, heads: Sequence[Head]) -> seq2seq.Model:
-    """Return a copy whose ``heads`` put out 0: what pruning gives, in the old shapes.
+    """Return a copy whose ``heads`` output 0: equivalent to pruning, with unchanged shapes.
 
     One compiled function serves all such copies; a pruned model needs its own.
     """
@@ -111,7 +111,7 @@ def curves(
 def pruned(
     trained: seq2seq.Model, data: TextBatches, worth: Mapping[str, Sequence[float]], part: str
 ) -> dict[str, Any]:
-    """Prune half of what may go of a part, for good: what is saved, and whether outputs agree."""
+    """Prune half of a part's heads: return the savings, and whether outputs agree."""
     _, _, heads = next(orders(worth, part, draws=0, seed=data.seed))
     heads = heads[: max(1, len(heads) // 2)]
     small = prune_heads(trained, by_attention(heads))

@@ -15,8 +15,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
         BLEU = 100 · min(1, exp(1 − r/c)) · (p_1 p_2 p_3 p_4)^(1/4)
 
     with clipped n-gram precisions p_n over the corpus, c and r the lengths of hypotheses and
-    references; a precision of 0 is smoothed exponentially. Where no hypothesis has four tokens the
-    longer n-grams are left out of the mean.
+    references; a precision of 0 is smoothed exponentially. If no hypothesis has four tokens, the
+    longer n-grams are excluded from the mean.
 
     Args:
         hypotheses: translations, detokenised; at least one.
@@ -103,7 +103,7 @@ def alignment_error(found: Sequence[Sequence[Link]], pairs: Sequence[Pair]) -> f
         pairs: as many pairs, with their gold alignment.
 
     Returns:
-        The rate, 0 to 1; NaN where there is no link at all.
+        The rate, 0 to 1; NaN if there are no links.
 
     Example:
         >>> alignment_error([[(0, 0), (1, 1)]], [Pair("a b", "c d", ((0, 0),), ((0, 0), (1, 1)))])

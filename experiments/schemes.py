@@ -1,17 +1,17 @@
-"""The position schemes that are compared: embeddings added to the input, options of attention.
+"""The position schemes of the study: embeddings added to the input, options of attention.
 
-none             nothing: only the causal mask tells earlier from later
+none             nothing: only the causal mask depends on the order
 log-n            nothing, and logits times ln T / ln T_trained
 sinusoidal       added to the embeddings
-learned          a table added to the embeddings; rows past the trained length stay as drawn
-rotary           queries and keys turned; tested as it is, and with three scalings:
+learned          a table added to the embeddings; rows past the trained length are untrained
+rotary           queries and keys rotated; tested unscaled, and with three scalings:
 rotary-linear    positions divided by test length / trained length
 rotary-ntk       a larger base
-rotary-yarn      slow waves divided, fast ones kept, logits sharpened
+rotary-yarn      low frequencies divided, high ones kept, logits scaled
 alibi            minus slope · distance
 t5               a learned bias for each bucket of distances
 shaw             a learned key for each clipped distance
-transformer-xl   sinusoids of the distance, weighed by the query
+transformer-xl   sinusoids of the distance, weighted by the query
 """
 
 import math
@@ -33,7 +33,7 @@ STRETCHED = {"log-n": "log-n", **{f"rotary-{s}": "rotary" for s in ("linear", "n
 
 
 def position_embedding(scheme: str) -> str:
-    """Return what is added to the embeddings."""
+    """Return the position embedding of the scheme."""
     return scheme if scheme in ("sinusoidal", "learned") else "none"
 
 
@@ -43,12 +43,12 @@ def trained_as(scheme: str) -> str:
 
 
 def layer(scheme: str, *, trained: int, tested: int, width: int, head_depth: int) -> Layer:
-    """Return what a layer has of the scheme.
+    """Return the options of a layer for the scheme.
 
     Args:
         scheme: one of `SCHEMES`.
         trained: length of the longest input in training.
-        tested: length of the input at hand.
+        tested: length of the current input.
         width: D.
         head_depth: H.
     """

@@ -1,4 +1,4 @@
-"""Translation models and their text: what is learnt, how it is observed, and what it scores."""
+"""Translation models: data, training task, observation and scores."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,10 +55,10 @@ def task(
     """Return the task to translate a text, observed on its held-out sentences.
 
     Args:
-        title: what the progress calls it.
+        title: its name in the progress.
         untrained: the model.
         text: the sentences.
-        loss: what the model learns from.
+        loss: the training loss.
         batch_at: the batch of each step; by default the text's.
         attends: whether the model attends to the source, so that there is an entropy.
         slack: as of `translations`.

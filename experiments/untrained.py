@@ -1,11 +1,11 @@
-"""What a score does to the weights before any training, by depth.
+"""The weights of a score at initialisation, by depth.
 
-For q, k ~ N(0, 1) of depth d, the dot product has standard deviation √d, so that its softmax goes
-from broad to one-hot as d grows, and with it the gradient through it dies. For one query,
+For q, k ~ N(0, 1) of depth d, the dot product has standard deviation √d, so that its softmax
+becomes one-hot as d grows, and its gradient vanishes. For one query,
 
     entropy   −Σ p ln p / ln S                   1: uniform, 0: one key takes all
     largest   max_s p_s
-    Jacobian  ‖diag(p) − p pᵀ‖_F                 how much of a gradient the softmax lets through
+    Jacobian  ‖diag(p) − p pᵀ‖_F                 the size of the softmax's derivative
 
 References:
     Vaswani et al. 2017, arXiv 1706.03762, §3.2.1 and footnote 4.

@@ -1,1 +1,1 @@
-"""What the bench times: contestants, and the table of cases with the ratio each should reach."""
+"""The cases of the bench: contestants, and the target ratio of each case."""

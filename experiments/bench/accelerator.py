@@ -1,4 +1,4 @@
-"""The cases of a GPU: bfloat16, lengths to 32768, our kernel beside cuDNN's and XLA's."""
+"""The GPU cases: bfloat16, lengths up to 32768, this library's kernel against cuDNN and XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import attention_jax as aj
 from experiments.bench.contest import Case, Ratio, compiled
 from experiments.bench.exact import ours, qkv
 
-_TOKENS = 32768  # of a batch, whatever the length
+_TOKENS = 32768  # of a batch, for every length
 _LONGEST_PLANE = 8192  # XLA's form keeps all weights
 
 

@@ -1,6 +1,6 @@
-"""A contest: several ways to compute one thing, prepared alike and timed in turn.
+"""A contest: several implementations of one computation, timed in interleaved rounds.
 
-    ratio = median time of the one / median time of the other, both of the same interleaved rounds
+    ratio = median time of one / median time of another, from the same interleaved rounds
 
 A contestant is prepared once for each pass: compiled (its time and its temporaries are kept) and
 bound to its arguments. The passes are "forward" and "gradient" (forward and backward).
@@ -24,8 +24,8 @@ class Prepared:
     """A contestant, ready to run.
 
     Attributes:
-        call: runs it once; the result can be waited for.
-        temporaries: bytes beside arguments and results; None where nobody tells.
+        call: runs it once and returns the result, to block on.
+        temporaries: bytes besides arguments and results; None if unknown.
         compile_seconds: time to trace and compile; None where nothing is compiled.
     """
 
@@ -42,9 +42,9 @@ class Ratio:
     """What a case compares, and how much of it there may be.
 
     Attributes:
-        of: the contestant above the line.
-        to: the one below it.
-        at_most: what is to be reached, by pass; a pass without an entry is reported only.
+        of: the contestant in the numerator.
+        to: the contestant in the denominator.
+        at_most: the target by pass; a pass without an entry is only reported.
         quantity: "time", "temporaries" or "compile".
     """
 
@@ -79,8 +79,8 @@ class Case:
         name: a short name, unique in the table.
         title: what is computed, with its sizes.
         contestants: by name.
-        ratios: what is compared.
-        limits: what is bounded by itself.
+        ratios: the ratios of contestants.
+        limits: the limits of single contestants.
         passes: the passes that are measured.
         run: False to compile only, for sizes whose memory is the question.
         sized: the smallest preset that includes it, "quick", "default" or "full".

@@ -1,4 +1,4 @@
-"""The cases of exact attention: ours beside jax.nn, Flax and PyTorch, and beside itself."""
+"""The cases of exact attention: this library against jax.nn, Flax, PyTorch and itself."""
 
 import functools
 from collections.abc import Callable

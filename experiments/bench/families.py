@@ -17,7 +17,7 @@ _KEY = jax.random.key(0)
 
 
 def block_density(mask: Mask, length: int, size: int = _BLOCK) -> float:
-    """Return the share of blocks of ``size`` that have something to see."""
+    """Return the share of blocks of ``size`` that are not empty."""
     return float(np.mean(np.asarray(mask.block_map(length, length, size).kinds) > 0))
 
 

@@ -1,4 +1,4 @@
-"""Attention as the textbook writes it and as the library computes it, side by side and checked.
+"""Textbook attention and this library's attention, checked against the float64 reference.
 
     textbook dot        softmax(q kᵀ / √H) v               keeps [B, N, T, S]
     textbook additive   softmax(v · tanh(q W + k U)) v     keeps [B, N, T, S, A]
@@ -62,7 +62,7 @@ def inputs(
 
 
 def check(name: str) -> str | None:
-    """Return what is wrong with a form, or None: its values and gradients against float64."""
+    """Return the error of a form's values or gradients against float64, or None."""
     kind, form = FORMS[name]
     arguments = inputs(7, 19, heads=2, depth=5, hidden=3, keys=23)
     query, key, value, *params = arguments

@@ -1,4 +1,4 @@
-"""The cases of looking on and of teaching: what they add to the attention that runs anyway."""
+"""The cases of diagnostics and distillation: their overhead over plain attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,7 @@ def looked_at(module: Any, x: Any) -> Any:
 
 
 def capture_case(layers: int, width: int, heads: int, length: int, batch: int) -> Case:
-    """A model that is looked at beside the same model that is not, both called with the module."""
+    """A model with and without diagnostics, both called with the module."""
 
     def arguments() -> tuple[Any, ...]:
         module = TransformerEncoder(layers, heads, width, 4 * width, rngs=flax.nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""The cases of modules: ours beside Flax's, with the same parameters and the same numbers."""
+"""The cases of modules: this library's against Flax's, with equal parameters and results."""
 
 import dataclasses
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class Decoding:
     Attributes:
         width: D of all of them.
         heads: N.
-        length: how many slots the cache has.
+        length: the number of the cache's slots.
         batch: B.
     """
 

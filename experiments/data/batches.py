@@ -3,7 +3,7 @@
 Under jit every new shape is compiled anew, so the pairs are sorted into at most ``max_shapes``
 shapes (source length, target length), chosen to waste the least padding. Within an epoch the order
 is a function of (seed, epoch), and every epoch has the same number of batches, so step ``i`` can be
-computed without the steps before it: a resumed run sees the batches of an uninterrupted one.
+computed without the previous steps: a resumed run has the batches of an uninterrupted one.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ class Encoded:
     Attributes:
         source: Ids of each source, with ``EOS`` at the end.
         target: Ids of each target, with ``EOS`` at the end and no ``BOS``.
-        index: Where each is in the split it was made from.
-        left_out: How many pairs were longer than allowed.
+        index: The index of each pair in its split.
+        left_out: The number of pairs that were too long.
     """
 
     source: tuple[np.ndarray, ...]
@@ -51,8 +51,8 @@ class Batch:
 
     Attributes:
         source: [B, S] ids, ``EOS`` behind the text, then padding.
-        target_in: [B, T] what the decoder reads: ``BOS`` and the text.
-        target_out: [B, T] what it should predict: the text and ``EOS``, each from ``target_in`` up
+        target_in: [B, T] the decoder's input: ``BOS`` and the text.
+        target_out: [B, T] its targets: the text and ``EOS``, each predicted from ``target_in`` up
             to the same position.
         source_mask: [B, S], True where there is a token (``EOS`` included).
         target_mask: [B, T], True where ``target_out`` counts.
@@ -73,7 +73,7 @@ class Batch:
 
     @property
     def arrays(self) -> Arrays:
-        """What a model and its loss take of the batch."""
+        """The arguments of a model and its loss."""
         return {"source": self.source, "target_in": self.target_in, "target_out": self.target_out}
 
 
@@ -89,7 +89,7 @@ def encode(
     """Encode pairs, leaving out those with more than ``max_length`` tokens on a side.
 
     ``EOS`` counts. With ``truncate`` they are cut instead, so that a test split keeps its size.
-    ``name`` is what an error calls the pairs.
+    ``name`` is the name of the pairs in errors.
     """
     sources, targets, index = [], [], []
     for number, pair in enumerate(pairs):
@@ -177,7 +177,7 @@ class TrainBatches:
         batch_size: Rows of every batch.
         seed: With the epoch, decides the order.
         max_shapes: At most so many (S, T) shapes, 1 to 4.
-        shapes: The shapes themselves, if the caller knows better.
+        shapes: The shapes, if they are given.
     """
 
     def __init__(

@@ -6,7 +6,7 @@
     targets     a     b <eos> · c     d e f        the next token of the document, · for none
 
 The documents of an epoch are in an order that (seed, epoch) determines, so the batch of a step is a
-function of (seed, step). Rows are made when they are asked for: a process makes its own.
+function of (seed, step). Rows are made on demand: each process makes its rows.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Batch = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """One array ``[rows, T]`` of a batch; an index of it makes the rows that it asks for."""
+    """One array ``[rows, T]`` of a batch; indexing it makes the requested rows."""
 
     shape: tuple[int, int]
     make: Callable[[np.ndarray], np.ndarray]
@@ -95,15 +95,15 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Text for a language model with one seed: training rows, and held-out ones.
+    """Text for a language model with one seed: training rows, and held-out rows.
 
     Attributes:
         tokenizer: of the text.
         train: the training rows.
         valid: held out, to observe.
         test: held out, to score.
-        facts: what results.json holds of the data.
-        digest: of all the text that there is.
+        facts: the data's entry in results.json.
+        digest: of the whole text.
     """
 
     tokenizer: Tokenizer

@@ -1,4 +1,4 @@
-"""The language model: its loss over packed documents, how it is observed, and samples.
+"""The language model: loss over packed documents, observation, and samples.
 
     ℓ = mean over targets of −log p(target | tokens before it in its segment);   perplexity = exp ℓ
 
@@ -78,12 +78,12 @@ def _scored(model: TransformerLM, batch: Batch) -> tuple[Array, Array]:
 
 
 def perplexity(loss: float | None) -> float | None:
-    """Return exp of a loss, infinity where that is too large."""
+    """Return exp of a loss, infinity if that overflows."""
     return None if loss is None else math.exp(loss) if loss < 700 else math.inf
 
 
 def samples(model: TransformerLM, seed: int, *, count: int, longest: int) -> list[list[int]]:
-    """Return texts that the model makes, as ids, drawn from the likeliest 90 % at each token."""
+    """Return sampled texts, as ids, with top-p 0.9."""
     begin = np.full((count, 1), BOS, np.int32)
     key = jax.random.key_data(jax.random.key(seed))
     return np.asarray(call(_sampled, model, begin, np.asarray(key), longest=longest)).tolist()

@@ -2,7 +2,7 @@
 
     x_t = embed(first_t) + embed(second_t) + position_t;   logits = W layers(x)
 
-All models of a study are this one, and differ in the attention of its layers.
+All models of a study have this structure and differ only in the attention of the layers.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ POSITION_EMBEDDINGS = ("none", "sinusoidal", "learned")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large a model is: layers, heads, width D (the network in a layer is twice as wide)."""
+    """The size of a model: layers, heads, width D (the network in a layer is twice as wide)."""
 
     layers: int = 2
     heads: int = 4
@@ -42,10 +42,10 @@ class Reader(nnx.Module):
     """Embeddings, layers, a readout.
 
     Args:
-        size: how large.
+        size: the size.
         layer: the options of each layer.
         position_embedding: added to the embeddings: "none", "sinusoidal" or "learned".
-        length: how many learned positions there are.
+        length: the number of learned positions.
         rngs: stream of the parameters.
     """
 
@@ -135,11 +135,11 @@ def task(
 
 
 def recipe(steps: int, learning_rate: float) -> Recipe:
-    """Return how the studies train it."""
+    """Return the recipe of the studies."""
     return Recipe.short(steps, learning_rate, observations=10)
 
 
 def record(model: Reader, history: History) -> dict[str, Any]:
-    """Return what is kept of a trained model."""
+    """Return the stored results of a trained model."""
     last = {name: history.observed[-1][name] for name in ("accuracy", "valid_loss")}
     return {"parameters": parameters(model), **last, **history.record()}

@@ -4,8 +4,8 @@
     query    one of the k_s
     answer   v_s
 
-One attention layer is enough for the task, and only attention solves it: it is the smallest task on
-which the scale of a score shows. Its problems are those of `experiments.data.tasks.recall`.
+One attention layer is sufficient and necessary for the task: it is the smallest task that depends
+on the scale of a score. Its problems are those of `experiments.data.tasks.recall`.
 """
 
 import math
@@ -35,7 +35,7 @@ class Recall(nnx.Module):
         words: vocabulary of keys, and of values.
         width: D, of the vectors.
         depth: H, of the one head.
-        scale: what the dot product is multiplied with.
+        scale: the factor of the dot product.
         rngs: stream of the parameters.
         **options: of the attention; ``score`` replaces the dot product.
     """

@@ -1,4 +1,4 @@
-"""The setting in which attention was invented: a recurrent encoder and decoder.
+"""A recurrent encoder and decoder with attention.
 
     encoder    h_s = [GRU→(x_1 … x_s); GRU←(x_S … x_s)]
     Bahdanau   c_t = attend(s_{t-1}, h),  s_t = GRU(s_{t-1}, [y_{t-1}; c_t])   (additive)
@@ -26,7 +26,7 @@ _DEVIATION = 5.0  # σ of local-p: keys within 2 σ of p_t are visible
 
 
 class State(NamedTuple):
-    """What the decoder carries: the state of each layer, from the lowest, `[B, D]`."""
+    """The decoder's state: that of each layer, from the lowest, `[B, D]`."""
 
     layers: tuple[Array, ...]
 
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 class CrossAttention(nnx.Module):
-    """Attention of a decoder's state to the encoder's states, without projections of its own.
+    """Attention of a decoder's state to the encoder's states, without projections.
 
     Args:
         mechanism: a score's name, or "none" for the mean.
@@ -71,7 +71,7 @@ class CrossAttention(nnx.Module):
             )
 
     def score(self) -> aj.scores.Score:
-        """The score object, with the parameters as they are."""
+        """The score object, with the current parameters."""
         values = {n: p[...][:, 0] if n == "v" else p[...] for n, p in self.parameters.items()}
         return getattr(aj.scores, self.mechanism)(**values)
 
@@ -95,7 +95,7 @@ class CrossAttention(nnx.Module):
             # before, so that they still sum to 1.
             how["bias"] = (-0.5 * jnp.square(away / _DEVIATION))[:, None, None, :]
             near = jnp.abs(away) <= 2 * _DEVIATION
-            # A sentence always has a word within 2 σ of a centre inside it.
+            # Every centre inside a sentence has a word within 2 σ.
             how["mask"] = mask & near[:, None, None, :]
         context = aj.heads.merge_heads(aj.attend(query, key, key, **how))[:, 0]
         return context, aj.attention_weights(query, key, **how)[:, :, 0]
@@ -112,7 +112,7 @@ class Recurrent(nnx.Module):
         source_vocab: number of source tokens.
         target_vocab: number of target tokens.
         location: "global" or "local-p".
-        dropout: rate, of embeddings and of what the output layer reads.
+        dropout: rate, of embeddings and of the output layer's input.
         rngs: of the parameters.
     """
 
@@ -150,7 +150,7 @@ class Recurrent(nnx.Module):
     def encode(
         self, source: Int[Array, "B S"], real: Any, **flags: Any
     ) -> tuple[Float[Array, "B S D"], State]:
-        """The encoder's states and the decoder's first one."""
+        """The encoder's states and the decoder's initial state."""
         x = self.dropout(self.source_embedding(source), **flags)
         lengths = jnp.sum(real, axis=-1)
         backward = x
@@ -215,7 +215,7 @@ class Recurrent(nnx.Module):
         deterministic: bool,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B T vocab"]:
-        """Logits of the token after each target token."""
+        """Logits of the next token at each target position."""
         flags = {"deterministic": deterministic, "rngs": rngs}
         return self.logits(self._read(source, target, source_mask, **flags)[0])
 
@@ -230,7 +230,7 @@ def greedy(
     model: Recurrent, source: Int[Array, "B S"], real: Any, *, bos: int, eos: int, pad: int,
     longest: int,
 ) -> Int[Array, "B L"]:  # fmt: skip
-    """Greedy decoding: the likeliest token at each step."""
+    """Greedy decoding: the most likely token at each step."""
     memory, state = model.encode(source, real, deterministic=True)
     size = source.shape[:1]
 

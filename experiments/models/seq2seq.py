@@ -1,7 +1,7 @@
 """Encoder-decoders that differ in their attention to the source; their loss, statistics, decoding.
 
-All are one Transformer (Vaswani et al. 2017), or one pair of recurrent networks
-(`experiments.models.recurrent`). Without attention (``none``) the decoder reads the mean of the
+The models are a Transformer (Vaswani et al. 2017) or a pair of recurrent networks
+(`experiments.models.recurrent`). Without attention (``none``) the decoder uses the mean of the
 encoder's states.
 """
 
@@ -47,7 +47,7 @@ class Observed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large a model is: layers on each side, heads, width D, width of the feed-forward part."""
+    """The size of a model: layers on each side, heads, width D, width of the feed-forward part."""
 
     layers: int
     heads: int
@@ -71,7 +71,7 @@ def build(
 
     Args:
         mechanism: one of `MECHANISMS`.
-        size: how large.
+        size: the size.
         source_vocab: number of source tokens, special ones included.
         target_vocab: number of target tokens.
         seed: of the parameters.
@@ -116,7 +116,7 @@ def loss(model: Model, batch: Arrays, key: Array) -> Float[Array, ""]:
 def cross_entropy(
     logits: Float[Array, "B T vocab"], labels: Int[Array, "B T"], smoothing: float = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the mean over the tokens that are not padding, and how many these are.
+    """Return the mean over the tokens that are not padding, and their number.
 
     With ``smoothing`` that share of each label's probability is spread over the vocabulary.
     """
@@ -141,7 +141,7 @@ def prepare_observe(model: Model, batch: Arrays) -> None:
 
 def translate(model: Model, source: np.ndarray, *, longest: int) -> Int[np.ndarray, "B L"]:
     """Return the greedy translations of ``source``, at most ``longest`` tokens each."""
-    # Every token made costs a pass over all of them: long sentences are worth optimising for.
+    # Every generated token costs a pass over all previous ones: long sentences dominate.
     fast = longest <= _SHORT
     return np.asarray(call(_translated, model, source, longest=longest, fast_compile=fast))
 
@@ -173,5 +173,5 @@ def _translated(model: Model, source: Array, *, longest: int) -> Array:
 
 
 def parameters(model: nnx.Module) -> int:
-    """Return the number of trained numbers."""
+    """Return the number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

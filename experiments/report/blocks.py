@@ -2,7 +2,7 @@
 
 A study makes a `Report` of an answer and sections of text, tables and figures; the template
 of `experiments.report.page` turns it into ``report.html``. Every sentence is computed from the
-results: a helper here takes the numbers, leaves out what was not measured, and makes the words.
+results: the helpers here format the numbers and omit those that were not measured.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A PNG of the run folder with what it shows: ``alt`` for those who cannot see it."""
+    """A PNG of the run folder with what it shows: ``alt`` is the alternative text."""
 
     file: str
     alt: str
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Heatmap:
-    """Attention weights drawn in HTML, for words that no font at hand can put into a PNG.
+    """Attention weights drawn in HTML, for words that no installed font can draw in a PNG.
 
     ``panels`` are pairs of a title and weights ``[T, S]``; ``gold`` are pairs (source, target).
     """
@@ -79,7 +79,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that the template shows; None among ``answer`` is left out."""
+    """The content of the template; None among ``answer`` is omitted."""
 
     title: str
     answer: Sequence[str | None]
@@ -105,11 +105,11 @@ def picture(
         name: of the file.
         kind: the function's name, such as "curves".
         *what: its arguments after the file.
-        alt: the text for those who cannot see the figure.
+        alt: the alternative text of the figure.
         caption: the text below it.
         **options: its keyword arguments.
     """
-    from experiments.report import figures  # loads matplotlib, which --help need not
+    from experiments.report import figures  # loads matplotlib, which --help does not need
 
     (folder / "figures").mkdir(exist_ok=True)
     getattr(figures, kind)(folder / f"figures/{name}.png", *what, **options)
@@ -148,7 +148,7 @@ def mean_sd(values: Sequence[float | None], digits: int = 1, percent: bool = Fal
 
 
 def duration(seconds: float | None) -> str:
-    """Return ``seconds`` in words a person would use: ``48 s``, ``4 min 10 s``, ``2 h 5 min``."""
+    """Return ``seconds`` as text: ``48 s``, ``4 min 10 s``, ``2 h 5 min``."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     whole = round(seconds)
@@ -184,7 +184,7 @@ def listed(
     percent: bool = False,
     words: Callable[[str], str] = str,
 ) -> str:
-    """Return names and values as a list in words, what was not measured left out.
+    """Return names and values as a list in words, without those that were not measured.
 
     Args:
         values: by name.
@@ -205,7 +205,7 @@ def listed(
 
 
 def seeds(results: Results) -> str:
-    """Return what the figures of a table are: of one seed, or means over several."""
+    """Return the description of a table's numbers: one seed, or means over several."""
     count = results["settings"]["seeds"]
     return "quick: one seed" if count == 1 else f"mean ± standard deviation, {count} seeds"
 
@@ -216,7 +216,7 @@ def capital(text: str) -> str:
 
 
 def claims(rows: Iterable[tuple[str, str, str | None]]) -> Table:
-    """Return the table of papers, their claims, and what was measured here ("" for nothing)."""
+    """Return the table of papers, their claims, and our measurements ("" for none)."""
     cells = [
         Row([paper, claim, ours or "–"], published=claim != "–") for paper, claim, ours in rows
     ]
@@ -239,7 +239,7 @@ def diverged(models: Iterable[tuple[str, int | None]]) -> list[str]:
 
 
 def observations(model: Mapping[str, Any], name: str) -> list[tuple[int, float | None]]:
-    """Return what was observed of one quantity in training, by step."""
+    """Return the observations of one quantity in training, by step."""
     return [(row["step"], row[name]) for row in model["observed"] if name in row]
 
 

@@ -1,7 +1,7 @@
-"""Figures with one look: the same colour for the same mechanism everywhere, words on every axis.
+"""Figures in one style: the same colour for the same mechanism everywhere, a label on every axis.
 
 Drawn with matplotlib's object interface (no pyplot, no global state). Colours are Okabe and Ito's,
-told apart with any colour vision; line styles differ too, for print. Values that are None, NaN or
+which are colour-blind safe; line styles differ too, for print. Values that are None, NaN or
 infinite are not drawn.
 """
 
@@ -278,7 +278,7 @@ def _scales(ax: Axes, x: str, log_x: bool, log_y: bool) -> None:
 
 
 def _slopes(ax: Axes) -> None:
-    """Thin lines that grow with x and with its square, from the lower left corner."""
+    """Thin reference lines proportional to x and x², from the lower left corner."""
     at = _drawn_at(ax)
     if len(at) < 2 or ax.get_yscale() != "log":
         return

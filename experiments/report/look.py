@@ -1,4 +1,4 @@
-"""The look of all figures and their fonts, and the figure that has the data's own words."""
+"""The style and fonts of all figures, and the figure of alignments."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ _LOOK = {
     **{f"{axis}tick.major.size": 0 for axis in "xy"},
     "lines.linewidth": 1.8, "lines.solid_capstyle": "round", "lines.markersize": 4,
     "legend.frameon": False, "savefig.dpi": 150,
-    # A dollar sign in a name or in a word of the data begins no formula.
+    # A dollar sign in a name or in a word of the data must not start a formula.
     "text.parse_math": False, "text.usetex": False,
 }  # fmt: skip
 # DejaVu comes with matplotlib; the others are tried for signs it lacks (Chinese, say).
@@ -40,7 +40,7 @@ _FAMILIES = (
 def look(**settings: Any) -> Iterator[None]:
     """The context in which every figure is drawn; ``settings`` add to matplotlib's.
 
-    Signs without a glyph give no warning: `drawable` tells, and the report draws them in HTML.
+    Characters without a glyph give no warning: `drawable` detects them, and HTML is used.
     """
     families: Any = {"font.sans-serif": list(_fonts())}
     with rc_context(_LOOK | families | settings), warnings.catch_warnings():
@@ -52,8 +52,8 @@ def look(**settings: Any) -> Iterator[None]:
 def _fonts() -> dict[str, frozenset[int]]:
     """Return the installed ones of `_FAMILIES`, each with the code points it can draw.
 
-    A family has many faces, and not all have the same characters: `findfont` returns the file of
-    the regular one, which is the one that matplotlib draws with.
+    The faces of a family differ in their characters: `findfont` returns the file of the regular
+    face, which matplotlib uses.
     """
     found = {}
     for name in _FAMILIES:
@@ -68,7 +68,7 @@ def _fonts() -> dict[str, frozenset[int]]:
 
 
 def drawable(words: Sequence[str]) -> bool:
-    """Return whether the fonts at hand have every sign of ``words``, as `alignments` shows them."""
+    """Return whether the installed fonts have every character of ``words`` in `alignments`."""
     signs = {ord(sign) for word in words for sign in printable(word)}
     return signs <= frozenset().union(*_fonts().values())
 

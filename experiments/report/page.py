@@ -1,4 +1,4 @@
-"""``report.html``: one file that needs nothing else, with the figures inlined."""
+"""``report.html``: a self-contained file with inlined figures."""
 
 import base64
 from pathlib import Path
@@ -18,8 +18,8 @@ def write_report(folder: Path, report: Report, results: dict[str, Any]) -> Path:
 
     Args:
         folder: the run folder, which the pictures' file names are relative to.
-        report: what to show.
-        results: the document of results.json, whose head tells what was run, where and when.
+        report: the report.
+        results: the document of results.json, whose head has settings, versions, device and times.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),

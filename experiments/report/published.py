@@ -1,7 +1,7 @@
-"""Figures from papers beside which ours stand, with their sources, as tables.
+"""Tables of published results for comparison, with their sources.
 
-"second-hand" means read in several agreeing notes, not in the paper. None of them ran on our data
-or at our size: what to compare is the shape.
+"second-hand" means read in several agreeing notes, not in the paper. None of them used our data or
+our sizes: only the shape can be compared.
 """
 
 from collections.abc import Mapping
