@@ -51,7 +51,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_tsv(path: Path) -> tuple[list[Pair], list[Split]]:
-    """Return the pairs of a TSV and their splits; no splits where the file names none."""
+    """Return the pairs of a TSV and their splits; no splits if the file names none."""
     rows: list[list[str]] = []
     for number, line in enumerate(read_lines(path), 1):
         fields = [field.strip() for field in line.split("\t")]
@@ -130,7 +130,7 @@ def read_hub(spec: str, wanted: Languages | None) -> tuple[dict[Split, Any], Lan
     try:
         loaded = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:
-        # datasets and its HTTP clients share no base class for what can go wrong on the way
+        # datasets and its HTTP clients share no base class of errors
         raise UsageError(_why(error)) from error
     splits: dict[Split, Any] = {
         split: loaded[name]
@@ -175,7 +175,7 @@ def _languages(present: list[str], wanted: Languages | None) -> Languages:
 
 
 def _why(error: Exception) -> str:
-    """Return why a download failed and what to do, in one line."""
+    """Return the cause of a failed download and the remedy, in one line."""
     said = " ".join(str(error).split())
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
     if "script" in said:

@@ -86,7 +86,7 @@ def expression(rng: Generator, length: int, depth: int) -> tuple[list[int], int]
     Args:
         rng: of the choices.
         length: at least 4: an operator, two digits and a bracket.
-        depth: how deep operators may nest, at least 1.
+        depth: the maximum nesting of operators, at least 1.
     """
     which = int(rng.integers(len(_OPERATORS)))
     left = length - 2
@@ -162,7 +162,7 @@ CHANCE = dict.fromkeys(TASKS, 1 / _CLASSES)  # accuracy of the best constant ans
 
 
 def answers_of(task: str, length: int) -> int:
-    """Return how many answers a problem of this length has."""
+    """Return the number of answers of a problem of this length."""
     if task in ("max", "listops"):
         return 1
     return max(length // 3, 1) if task == "recall" else length

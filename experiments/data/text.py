@@ -51,12 +51,12 @@ _HUB_MOST = 200_000  # training pairs of the Hub where no size is given
 
 @dataclasses.dataclass(frozen=True)
 class TextSpec:
-    """Which parallel text to learn from, how much of it, and how it is cut into batches.
+    """The specification of parallel text: source, sizes and batches.
 
     Attributes:
         data: ``grammar``, a file, two files or a data set of the Hub; see the module.
         languages: ``SOURCE-TARGET`` codes, as in ``en-de``, where the data does not name them.
-        train_size: training pairs to make or to use at most; None is what there is.
+        train_size: training pairs to make or to use at most; None is all.
         valid_size: the same for valid.
         test_size: the same for test.
         pieces: size of each sentencepiece vocabulary, for text that is not the grammar's.
@@ -64,7 +64,7 @@ class TextSpec:
         keep_shortest: share of the training sentences to train on, the shortest ones.
         test_longer: test on sentences longer than those trained on, too.
         batch_size: sentences in a batch.
-        shapes: how many shapes of batch there are, 1 to 4.
+        shapes: the number of batch shapes, 1 to 4.
     """
 
     data: str = "grammar"
@@ -90,10 +90,10 @@ class Dataset:
     """Parallel text in three splits.
 
     Attributes:
-        name: what the user asked for, in short.
+        name: the data's short name.
         source_language: English name of the source language.
         target_language: English name of the target language.
-        train: pairs to learn from.
+        train: training pairs.
         valid: pairs to observe during training.
         test: pairs to score, never among ``train``.
         unit: a token is a ``"word"`` of a closed vocabulary, or a ``"subword"`` of sentencepiece.

@@ -1,4 +1,4 @@
-"""How fast the library is, beside everybody else and beside what it aims at."""
+"""Speed of the library against other libraries and its targets."""
 
 import contextlib
 import dataclasses
@@ -91,7 +91,7 @@ def _kernels() -> list[str]:
 
 
 def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
-    """Return what the conformance suite has against a kernel, None for nothing."""
+    """Return the failure of a kernel in the conformance suite, or None."""
     import attention_jax as aj
     from attention_jax.plan import VENDORS
 
@@ -112,7 +112,7 @@ def _faults(kernel: str, *, thorough: bool) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _unoptimised() -> Iterator[None]:
-    """Compile in half the time what is only run once; nothing of it is kept."""
+    """Compile in half the time functions that run only once; results are not kept."""
     import jax
 
     before = jax.config.read("jax_disable_most_optimizations")
@@ -124,12 +124,12 @@ def _unoptimised() -> Iterator[None]:
         jax.clear_caches()
 
 
-# Kernels for some requests alone: the number of queries, and whether they take a mask.
+# Kernels for special requests only: the number of queries, and whether they support a mask.
 _NARROW = {"short": (256, False), "single_query": (1, True)}
 
 
 def _unlike_dense(kernel: str) -> str | None:
-    """Return how a kernel that refuses most of the suite differs from the dense one, or None.
+    """Return the difference of a special kernel from the dense one, or None.
 
     A vendor's takes bfloat16 and multiples of 128, so it is compared on these, with gradients.
     """
@@ -189,7 +189,7 @@ def _merged(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, fl
 
 
 def _verdicts(case: Any, which: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return each of the case's ratios and limits in one pass, with what it was to reach."""
+    """Return the case's ratios and limits in one pass, with their targets."""
 
     def value(quantity: str, name: str) -> float:
         if quantity == "time":

@@ -1,4 +1,4 @@
-"""How the decoder's way of looking at the source changes translation: the main job."""
+"""The effect of the decoder's attention to the source on translation: the main study."""
 
 import dataclasses
 import functools
@@ -40,14 +40,14 @@ class Compare(TrainingOptions):
     """grammar (made on the spot), a .tsv or .tsv.gz, two plain files SOURCE,TARGET, or
     hf:NAME[:CONFIG][@REVISION]."""
     languages: str | None = None
-    """SOURCE-TARGET codes, as in en-de, where the data does not tell."""
+    """SOURCE-TARGET codes, as in en-de, if the data does not name them."""
     scores: tuple[str, ...] = ("none", "dot", "scaled_dot", "additive")
-    """Ways to look at the source: none, dot, scaled_dot, additive, general, concat, cosine."""
+    """Attention to the source: none, dot, scaled_dot, additive, general, concat, cosine."""
     model: str = "transformer"
     """transformer, or gru: recurrent, with Bahdanau's attention for additive and Luong's for every
     other score."""
     location: str = "global"
-    """Where a gru looks: global, or local-p: near a position that it predicts."""
+    """Attention of a gru: global, or local-p: near a predicted position."""
     score_in: str = "cross"
     """cross: only the attention to the source differs; all: self-attention has the score too."""
     layers: int = FROM_PRESET
@@ -69,7 +69,7 @@ class Compare(TrainingOptions):
     pieces: int = FROM_PRESET
     """Size of the sentencepiece vocabularies, for real text."""
     shapes: int = FROM_PRESET
-    """How many shapes of batch there are (1 to 4); each is compiled once."""
+    """Number of batch shapes (1 to 4); each is compiled once."""
     test_longer: bool | None = None
     """Test on sentences longer than any trained on, too."""
     checkpoint_every: int = 100
@@ -120,7 +120,7 @@ class Compare(TrainingOptions):
         check_heads("--features", self.features, self.heads)
 
     def text(self) -> "TextSpec":
-        """Return which text to translate."""
+        """Return the specification of the text."""
         from experiments.data.text import TextSpec
 
         return TextSpec(
@@ -184,7 +184,7 @@ def _train(options: Compare, run: RunFolder, key: str, score: str, text: Any) ->
 def _results(
     options: Compare, facts: Mapping[str, Any], cells: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what results.json holds besides the common head."""
+    """Return the study's part of results.json."""
     summary: dict[str, Any] = {}
     for score in options.scores:
         own = [c for c in cells if c["score"] == score]

@@ -109,7 +109,7 @@ def _has_longer(results: report.Results) -> bool:
 
 
 def _by_lengths(results: report.Results) -> list[str]:
-    """Return how BLEU changes from short sentences to the longest trained on, and beyond."""
+    """Return the change of BLEU from short sentences to the longest trained on, and beyond."""
     summary = results["summary"]
     if "none" not in summary or len(summary) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What additive and dot-product attention cost, against length."""
+"""The cost of additive and dot-product attention by length."""
 
 import dataclasses
 import functools
@@ -150,7 +150,7 @@ def _sizes(length: int, arguments: Any, compiled: dict[tuple[str, str], Any]) ->
 def _results(
     options: Cost, wrong: dict[str, str | None], timed: list[dict[str, Any]], sizes: dict
 ) -> dict[str, Any]:
-    """Return what results.json holds: checks, measurements, summaries, crossovers."""
+    """Return the study's part of results.json: checks, measurements, summaries, crossovers."""
     from experiments.core.measure import crossover
 
     lengths = sorted({c["length"] for c in timed})
@@ -266,7 +266,7 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
 
 
 def ratio(results: report.Results, which: str, first: str, second: str) -> dict[int, float]:
-    """Return how many times as long ``first`` takes as ``second``, by length."""
+    """Return the ratio of the times of ``first`` and ``second``, by length."""
     table = results["mean_milliseconds"][which]
     if first not in table or second not in table:
         return {}
@@ -321,7 +321,7 @@ def _shrunk(results: report.Results) -> list[str]:
 
 
 def _claims(results: report.Results) -> list[str]:
-    """Return the articles' claims, each with what was measured here."""
+    """Return the papers' claims, each with our measurement."""
     said = ["The articles claim: the dot product is 2–3 times faster than additive attention."]
     for family in _FAMILIES:
         for which, words in PASSES.items():

@@ -1,4 +1,4 @@
-"""What a small student gains from a larger teacher, by what it is shown."""
+"""The gain of a small student from a larger teacher, by the distillation loss."""
 
 import dataclasses
 import functools
@@ -101,7 +101,7 @@ _TEACHER = "teacher"
 
 
 class _School:
-    """One seed's teacher and students; the trained teacher stays until the run ends."""
+    """One seed's teacher and students; the trained teacher is kept until the run ends."""
 
     def __init__(self, options: Distill, run: RunFolder, seed: int):
         self.options, self.run, self.seed = options, run, seed
@@ -190,7 +190,7 @@ class _School:
 
 
 def _results(options: Distill, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     summary = {}
     for way in (_TEACHER, *options.ways):
         own = [cell for cell in cells if cell["way"] == way]
@@ -277,7 +277,7 @@ def _learnt(results: report.Results) -> bool:
 
 
 def gains(results: report.Results) -> dict[str, float]:
-    """Return the mean BLEU that each way of learning gains over the references alone."""
+    """Return the mean BLEU gain of each way over the references alone."""
     means = _means(results)
     others = [way for way in means if "none" in means and way not in ("none", "teacher")]
     return {way: means[way] - means["none"] for way in others}

@@ -1,4 +1,4 @@
-"""What ails the models of a finished run."""
+"""Diagnosis of the models of a finished run."""
 
 import dataclasses
 from collections import Counter
@@ -53,7 +53,7 @@ class Doctor(StudyOptions):
             raise UsageError("doctor needs the folder of a run: python -m experiments doctor RUN")
         from experiments import curve_checks
 
-        # The run comes first: if it cannot be examined, no folder is made.
+        # The run is read first: if it is invalid, no folder is made.
         examined = curve_checks.read(Path(self.run_folder))
         found = curve_checks.trained_models(examined, self.seeds)
         with RunFolder.open(self, 0) as run:
@@ -65,7 +65,7 @@ class Doctor(StudyOptions):
 def _results(
     options: Doctor, examined: Mapping[str, Any], found: list[Any], diagnoses: list[Any]
 ) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     from experiments import curve_checks
 
     return {
@@ -96,7 +96,7 @@ def _results(
     }
 
 
-_PANEL = 11  # curves that can be told apart
+_PANEL = 11  # distinguishable curves
 _QUANTITIES = {
     "valid_loss": "Held-out loss, nats",
     "entropy": "Entropy of the attention / ln n",

@@ -1,4 +1,4 @@
-"""What each pattern and sub-quadratic family costs against length, and what it can still learn."""
+"""The cost of patterns and sub-quadratic families by length, and their accuracy on tasks."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ class Long(TrainingOptions):
     passes: tuple[str, ...] = FROM_PRESET
     """forward, gradient (forward and backward)."""
     reach: int = 256
-    """About how many keys a query looks at: window, rank, four blocks."""
+    """Approximate number of keys per query: window, rank, four blocks."""
     heads: int = 1
     """Query heads (N) in timing."""
     depth: int = 64
@@ -57,7 +57,7 @@ class Long(TrainingOptions):
     trained: tuple[str, ...] = FROM_PRESET
     """Patterns and families to train."""
     places: int = FROM_PRESET
-    """Places of a problem with its answers; a query then looks at about a quarter of them."""
+    """Length of a problem with its answers; a query attends to about a quarter of it."""
 
     study: ClassVar[str] = "long"
     defaults: ClassVar = {"learning_rate": 0.003}
@@ -127,7 +127,7 @@ _CHECKED = 96  # the length at which all are compared with NumPy
 
 
 def _check(options: Long) -> dict[str, str | None]:
-    """Return what is wrong with each pattern and family, None for nothing."""
+    """Return the error of each pattern and family, or None."""
     import jax
 
     from experiments import families
@@ -208,7 +208,7 @@ def _results(
     trained: list[dict[str, Any]],
     passes: tuple[str, ...] | None,
 ) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     from experiments.data import tasks
     from experiments.fitting import exponent
 

@@ -18,7 +18,7 @@ _TASKS = {
     "sort": "sorting",
 }
 _LINEAR = 1.25  # up to this exponent a cost is called linear
-_LEARNT = 0.6  # where the best is right less often, the task is not learnt
+_LEARNT = 0.6  # if the best accuracy is lower, the task is not learnt
 
 
 def build_report(results: report.Results, folder: Path) -> report.Report:
@@ -59,7 +59,7 @@ def build_report(results: report.Results, folder: Path) -> report.Report:
     )
 
 
-# What a query attends to, and the paper.
+# The visible keys of a query, and the paper.
 _FAMILIES = """
 full | every pair, in blocks | Vaswani et al. 2017, arXiv 1706.03762
 window | reach / 2 keys on each side | Beltagy et al. 2020, arXiv 2004.05150, §3.1

@@ -1,4 +1,4 @@
-"""Which position schemes carry over to inputs longer than any trained on."""
+"""Extrapolation of position schemes to inputs longer than any trained on."""
 
 import dataclasses
 import itertools
@@ -85,7 +85,7 @@ class Positions(TrainingOptions):
 
 
 _TESTED = 256  # problems at each length, fewer at long ones
-_TESTED_PLACES = 2**14  # places of all of them together, at most
+_TESTED_PLACES = 2**14  # their total length, at most
 
 
 def _ratios(options: Positions) -> list[int]:
@@ -102,7 +102,7 @@ def _train(
     longest = options.length
 
     def room(ratio: int) -> int:
-        """Places of the longest list at a ratio, with its answers."""
+        """Length of the longest list at a ratio, with its answers."""
         return ratio * longest + tasks.answers_of(task, ratio * longest)
 
     def problems(step: int) -> tasks.Batch:
@@ -114,7 +114,7 @@ def _train(
         return tasks.joined([tasks.causal(some, room(1)) for some in made])
 
     ratios = _ratios(options)
-    # A causal model does not see the padding behind, so one shape does for all longer tests.
+    # A causal model does not attend to trailing padding, so one shape suffices for longer tests.
     tests = {r: _test(task, seed, r * longest, room(1 if r == 1 else ratios[-1])) for r in ratios}
     longer = [lambda m, r=r: reader.prepare_observe(m, tests[r]) for r in ratios[-1:] if r > 1]
     asked = reader.task(
@@ -147,7 +147,7 @@ def _test(task: str, seed: int, length: int, places: int) -> Any:
 
 
 def _model(options: Positions, scheme: str, ratio: int, seed: int, task: str) -> Any:
-    """Return a fresh model with the scheme as it is at this ratio."""
+    """Return a fresh model with the scheme at this ratio."""
     from flax import nnx
 
     from experiments import schemes
@@ -170,7 +170,7 @@ def _model(options: Positions, scheme: str, ratio: int, seed: int, task: str) ->
 def _look(
     options: Positions, model: Any, scheme: str, ratio: int, seed: int, task: str, tests: Any
 ) -> dict[str, float]:
-    """Return the scores of a trained model at one ratio, with the scheme as it is there."""
+    """Return the scores of a trained model at one ratio, with the scheme at that ratio."""
     from flax import nnx
 
     from experiments import schemes
@@ -189,7 +189,7 @@ def _look(
 
 
 def _results(options: Positions, done: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     from experiments.data import tasks
 
     ratios = _ratios(options)
@@ -225,7 +225,7 @@ WORDS = {
     "shaw": "Shaw",
     "transformer-xl": "Transformer-XL",
 }
-# A model that is right this often at the trained length has learnt something to carry over.
+# A model with this accuracy at the trained length has learnt the task.
 _LEARNT = 0.6
 
 
@@ -327,7 +327,7 @@ def _answer(results: report.Results, task: str) -> list[str]:
 
 
 def _ours(results: report.Results, schemes: Sequence[str]) -> str:
-    """Return what was measured of these schemes at the longest test, in words."""
+    """Return the results of these schemes at the longest test, in words."""
     parts = []
     for task, rows in results["mean_accuracy"].items():
         found = {s: rows[s][-1] for s in schemes if s in rows}

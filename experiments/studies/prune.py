@@ -1,4 +1,4 @@
-"""How many heads a translation model can lose, and whether it matters which."""
+"""Pruning of heads of a translation model, by importance and at random."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class Prune(TrainingOptions):
         check_heads("--features", self.features, self.heads)
 
     def run(self) -> Path:
-        """Train, take heads away, and write the report."""
+        """Train, remove heads, and write the report."""
         models = {f"seed{seed}": (seed,) for seed in range(self.seeds)}
         with RunFolder.open(self, self.seeds * self.steps) as run:
             return run.conclude(_results(self, run.all_trained(models, _train)), build_report)
@@ -101,7 +101,7 @@ def _train(options: Prune, run: RunFolder, key: str, seed: int) -> dict[str, Any
 
 
 def _results(options: Prune, models: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     parts: dict[str, Any] = {}
     for part in PARTS:
         own = [point for cell in models for point in cell["curves"] if point["part"] == part]
@@ -167,7 +167,7 @@ def _means(results: report.Results, part: str, order: str) -> list[float]:
 
 
 def unnoticed(results: report.Results, part: str, order: str) -> int:
-    """Return how many heads of a part go before BLEU falls below 98 % of the whole model's."""
+    """Return how many heads of a part can be removed with 98 % of the full model's BLEU or more."""
     means = _means(results, part, order)
     found = 0
     for count, bleu in zip(results["parts"][part]["removed"], means, strict=True):

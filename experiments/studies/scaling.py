@@ -1,4 +1,4 @@
-"""What the scale of the dot product does, before and during training."""
+"""The effect of the dot product's scale, before and during training."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from experiments.core.settings import FROM_PRESET, TrainingOptions
 from experiments.report import blocks as report
 from experiments.report.published import UNTRAINED, VASWANI
 
-# Exponent p of the scale 1 / depth^p, by what it is called.
+# Exponent p of the scale 1 / depth^p, by name.
 SCALES = {"no scale": 0.0, "too weak": 0.25, "1/√d": 0.5, "too strong": 1.0}
 
 
@@ -195,7 +195,7 @@ def _last(cells: Cells, name: str) -> float | None:
 
 
 def _half(cells: Cells) -> float | None:
-    """Return the mean step at which held-out loss is half of what it was; None if one never is."""
+    """Return the mean step at which held-out loss has halved; None if it never does for a seed."""
     steps = []
     for cell in cells:
         losses = [(o["step"], v) for o in cell["observed"] for v in report.known([o["valid_loss"]])]

@@ -1,4 +1,4 @@
-"""At which learning rates attention still learns, and what widens the range."""
+"""The range of stable learning rates of attention, and remedies that widen it."""
 
 import dataclasses
 import itertools
@@ -115,7 +115,7 @@ def _model(options: Stability, form: str, seed: int) -> Any:
 
 
 def _results(options: Stability, done: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what results.json holds."""
+    """Return the study's part of results.json."""
     from experiments import curve_checks
 
     found = curve_checks.trained_models({"study": options.study, "models": done})
@@ -144,14 +144,14 @@ def _results(options: Stability, done: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _learnt(model: Mapping[str, Any]) -> bool:
-    """Return whether training ended well: held-out loss half of what it was, or less."""
+    """Return whether training succeeded: held-out loss at most half of the initial one."""
     first, last = (model["observed"][i]["valid_loss"] for i in (0, -1))
     if model["diverged_at"] is not None or first is None or last is None:
         return False
     return last <= first / 2
 
 
-_BASE = "1/√d"  # what clipping, norm and cap are added to
+_BASE = "1/√d"  # the form that clipping, norm and cap extend
 _CURVES = {
     "entropy": "Entropy of the attention / ln n",
     "max_logit": "Largest logit",
@@ -280,7 +280,7 @@ def _table(results: report.Results) -> report.Table:
 
 
 def _changed(results: report.Results, form: str) -> str:
-    """Return what a form changes beside 1/√d, in words; "" where either was not measured."""
+    """Return the difference of a form from 1/√d, in words; "" if either was not measured."""
     if not {form, _BASE} <= results["summary"].keys():
         return ""
     own, other = _best(results, form), _best(results, _BASE)
