@@ -21,7 +21,7 @@ def arguments_of(*sources: Any, **renamed: str) -> Callable[[_Documented], _Docu
     source; a docstring without `Args` does not.
 
     Args:
-        *sources: functions or classes whose docstrings have an `Args` section.
+        *sources: functions or classes with an `Args` section in their docstrings.
         **renamed: for a parameter, the name under which the sources describe it.
 
     Example:
