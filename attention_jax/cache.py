@@ -325,12 +325,12 @@ class KVCache(Record):
         check_known("KVCache.append", T=T)
         if value.shape[-3] != T:
             raise ValueError(f"key length {T} and value length {value.shape[-3]} must match (T)")
-        places, lengths = self.next_positions(T, valid), self.lengths + T
+        at, lengths = self.next_positions(T, valid), self.lengths + T
         if valid is not None:
             real = self._valid(valid, T)
-            places = jnp.where(real, places, -1)
+            at = jnp.where(real, at, -1)
             lengths = self.lengths + jnp.sum(real, axis=-1, dtype=jnp.int32)
-        columns = {"key": jnp.asarray(key), "value": jnp.asarray(value), "token_positions": places}
+        columns = {"key": jnp.asarray(key), "value": jnp.asarray(value), "token_positions": at}
         return {name: x.astype(getattr(self, name).dtype) for name, x in columns.items()}, lengths
 
     def _check_fits(self, T: int) -> None:
@@ -361,16 +361,16 @@ class KVCache(Record):
         old = jax.lax.dynamic_slice_in_dim(buffer, at, T, axis)
         return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(fits, new, old), at, axis)
 
-    def _ring(self, places: Array, lengths: Array) -> Array:
+    def _ring(self, positions: Array, lengths: Array) -> Array:
         """The slots `[*B, T]` of a rolling cache's new tokens, by position.
 
         Padding, and tokens that are overwritten by newer ones of the same chunk, have a slot beyond
         the buffer, where nothing is written.
         """
-        T = places.shape[-1]
-        kept = (places >= 0) & (places >= lengths[..., None] - self.length)
-        beyond = jnp.broadcast_to(self.length + jnp.arange(T, dtype=jnp.int32), places.shape)
-        return jnp.where(kept, places % self.length, beyond)
+        T = positions.shape[-1]
+        kept = (positions >= 0) & (positions >= lengths[..., None] - self.length)
+        beyond = jnp.broadcast_to(self.length + jnp.arange(T, dtype=jnp.int32), positions.shape)
+        return jnp.where(kept, positions % self.length, beyond)
 
     def _roll(self, buffer: Array, new: Array, slots: Array) -> Array:
         """`new` at the slots of each example."""

@@ -64,7 +64,7 @@ def _bits(words: Array, streams: Array, positions: Any) -> Array:
 def keep(
     row_bits: UInt32[Array, " Tb"], column_bits: UInt32[Array, " Sb"], rate: float | int
 ) -> Bool[Array, "Tb Sb"]:
-    """The dropout mask of one block of one head: True, with probability `1 - rate`, is kept."""
+    """The dropout mask of one block of one head: True, with probability `1 - rate`, to keep."""
     x = row_bits[:, None] ^ column_bits[None, :]
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

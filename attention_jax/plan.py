@@ -59,7 +59,7 @@ KERNELS: Mapping[str, Any] = MappingProxyType(
     }
 )
 WHOLE_PLANE = frozenset({"dense", "short", "single_query"})  # all pairs of all heads in one block
-# Each runs on one platform alone, where it comes first.
+# Each runs on one platform only, where it is preferred.
 VENDORS: Mapping[str, str] = MappingProxyType({"gpu": "cudnn", "tpu": "splash"})
 
 # Pairs of one head up to which the dense kernel is no slower with vectorised heads. With a loop
@@ -136,7 +136,7 @@ class Plan:
     def temporaries(self) -> int:
         """Estimated bytes of the largest intermediate arrays, forward."""
         layout, block = self.layout, self.block_size
-        # nothing of a block's size leaves an accelerator's kernel
+        # an accelerator's kernel returns no arrays of a block's size
         loop = self.implementation in VENDORS.values() or (
             self.implementation not in WHOLE_PLANE and self.tiling is not None and self.tiling.loop
         )

@@ -17,7 +17,7 @@ from attention_jax._core.term import Sides
 
 
 def as_array(name: str, x: Any) -> Any:
-    """`x` itself, an array or its shape; a TypeError where it is neither."""
+    """Returns `x` if it is an array or its shape; else raises a TypeError."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}")
     return x
@@ -128,7 +128,7 @@ def check_inputs(query: Any, key: Any, value: Any | None = None) -> Layout:
 
 
 def _mismatch(arrays: dict[str, tuple[Any, str]]) -> str | None:
-    """Which axes of query, key and value differ that must agree; None where none do."""
+    """The axes of query, key and value that differ but must agree; None if there are none."""
     query, key = arrays["query"][0], arrays["key"][0]
     for name in ("key", "value"):
         if name in arrays and arrays[name][0].shape[:-3] != query.shape[:-3]:
@@ -183,7 +183,7 @@ def check_size(name: str, value: Any) -> Any:
 
 
 def check_known(name: str, **sizes: Any) -> None:
-    """A NotImplementedError where a size that the function `name` needs is symbolic."""
+    """Raises a NotImplementedError if a size that the function `name` needs is symbolic."""
     symbolic = [f"{x} = {n}" for x, n in sizes.items() if jax.export.is_symbolic_dim(n)]
     if symbolic:
         raise NotImplementedError(f"{name} needs known sizes, got symbolic {', '.join(symbolic)}")

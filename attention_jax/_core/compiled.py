@@ -1,4 +1,4 @@
-"""Compile the library's own functions once, and those that call a caller's code at each call.
+"""Compile the library's functions once, and those that call user code at each call.
 
 `jax.jit` keeps what it traced under the identity of every static argument, and the argument with
 it. Where such an argument holds a caller's code, the function is traced at each call, by a jit that
@@ -35,7 +35,7 @@ def compiled(function: Callable[..., Any], *, static: tuple[int, ...] = ()) -> C
     cached = jax.jit(function, static_argnums=static)
     # Traced apart, because JAX's cache ignores this flag, which some of our functions read.
     without_infs = jax.jit(functools.partial(function), static_argnums=static)
-    known: set[Any] = set()  # structures and static arguments without a caller's code
+    known: set[Any] = set()  # structures and static arguments without user code
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

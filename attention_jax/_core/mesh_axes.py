@@ -42,7 +42,7 @@ def is_explicit() -> bool:
 
 
 def divide(x: Any, mesh: Any, wanted: dict[int, Any]) -> Any:
-    """`x` with some of its axes divided over mesh axes, which its other axes then are not."""
+    """`x` with some of its axes sharded over mesh axes, over which its other axes are not."""
     spec = list(jax.typeof(x).sharding.spec)
     if all(spec[axis] == entry for axis, entry in wanted.items()):
         return x
@@ -58,14 +58,14 @@ def _names(entry: Any) -> tuple[Any, ...]:
 
 
 def whole_behind(x: Any, lead: int) -> Any:
-    """`x`, only its first `lead` axes divided over explicit mesh axes: the others are gathered."""
+    """`x` with only its first `lead` axes sharded over explicit mesh axes; others are gathered."""
     sharding = jax.typeof(x).sharding
     split = [axis for axis in range(lead, x.ndim) if sharding.spec[axis] is not None]
     return divide(x, sharding.mesh, dict.fromkeys(split)) if split else x
 
 
 def vmap_divided(function: Callable[[list[Any]], Any], leaves: list[Any], size: Any) -> Any:
-    """`jax.vmap(function)(leaves)`; all leading axes are divided as that of the first divided leaf.
+    """`jax.vmap(function)(leaves)`; all leading axes are sharded as in the first sharded leaf.
 
     The explicit mesh of that leaf becomes the current one: JAX does not infer it for the initial
     state of a loop inside.

@@ -17,7 +17,7 @@ NEG_INF = float("-inf")
 
 
 def promote(*dtypes: Any) -> np.dtype:
-    """The common dtype by JAX's lattice, also where implicit promotion is switched off.
+    """The common dtype by JAX's lattice, also under strict dtype promotion.
 
     NumPy's float64 counts as float32 unless 64 bits are on, without a warning. Floats of 8 bits and
     fewer, which JAX promotes to nothing, count as float32.
@@ -36,7 +36,7 @@ def _is_float8(dtype: Any) -> bool:
 
 
 def without_float8(x: Any) -> Any:
-    """An array, or its shape, in float32 where its floats have 8 bits or fewer."""
+    """An array, or its shape, in float32 if its floats have 8 bits or fewer."""
     if not _is_float8(x.dtype):
         return x
     if isinstance(x, jax.ShapeDtypeStruct):
@@ -50,7 +50,7 @@ def zeros(shape: Shape, dtype: Any) -> Array:
 
 
 def arange(size: Any) -> Any:
-    """0 .. size - 1, int32: a NumPy array, or a traced one where the size is symbolic."""
+    """0 .. size - 1, int32: a NumPy array, or a traced one if the size is symbolic."""
     xp: Any = jnp if jax.export.is_symbolic_dim(size) else np
     return xp.arange(size, dtype=np.int32)
 
@@ -78,7 +78,7 @@ def is_floating(x: Any) -> bool:
 
 
 def widen(x: AnyArray) -> Array:
-    """`x` in float32, or in float64 where it already is."""
+    """`x` in float32, or in float64 if it already is."""
     return jnp.asarray(x).astype(stats_dtype(x.dtype))
 
 

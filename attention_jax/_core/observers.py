@@ -1,4 +1,4 @@
-"""Observers: functions through which every call of `attend` goes while they are active.
+"""Observers: functions that wrap every call of `attend` while they are active.
 
 Without an observer this costs nothing. The active observer is part of the key of JAX's trace cache,
 so a function that was traced without one is traced again with it, and the other way round.

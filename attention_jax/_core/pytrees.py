@@ -105,7 +105,7 @@ class Bound(Record):
         return cls(function)
 
     def __call__(self, *args: Any) -> Any:
-        """Calls the function with these arguments behind its own."""
+        """Calls the function with these arguments appended."""
         return self.function(*self.args, *args, **self.keywords)
 
 

@@ -109,7 +109,7 @@ def without_masked(sides: Sides, visible: Array) -> Sides:
 
 
 def head_axis(parameter: Any, rank: int) -> Any:
-    """`parameter` with a leading head axis, where it has none: `rank` is that without the axis."""
+    """Adds a leading head axis to `parameter` if it has none; `rank` is its rank without it."""
     return parameter if np.ndim(parameter) > rank else jnp.asarray(parameter)[None]
 
 

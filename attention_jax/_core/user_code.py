@@ -1,4 +1,4 @@
-"""Detect functions and objects of a caller's own in the static part of a tree.
+"""Detect user functions and objects in the static part of a tree.
 
 JAX caches what it traces by the identity of its functions, and keeps them alive. That is right
 for functions of JAX, Flax and this library, which depend on their arguments alone. A caller's
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# Top-level modules whose functions depend on their arguments alone.
+# Top-level modules whose functions depend only on their arguments.
 _LIBRARIES = frozenset(
     {"attention_jax", "builtins", "flax", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"}
 )

@@ -139,7 +139,7 @@ def prepare(model: Any, variables: Any, method: str | None, args: Any, options: 
 
 
 def split(application: Application) -> tuple[list[Any], _Static]:
-    """The arrays of an application, and everything else."""
+    """The arrays of an application, and its static part."""
     x = application
     leaves, structure = jax.tree.flatten((x.parameters, x.rest, x.args, x.options))
     static = tuple(None if hasattr(leaf, "dtype") else leaf for leaf in leaves)
@@ -189,7 +189,7 @@ def _run_nnx(x: Application) -> Any:
     for path, part in nnx.iter_graph(module):
         if is_nnx(part) and callable(part):  # a static attribute survives Flax's transformations
             setattr(part, _PATH, "/".join(map(str, path)))
-        # Flax's own attention modules call their attention_fn without a reference to themselves
+        # Flax's attention modules call their attention_fn without a reference to themselves
         if is_nnx(part) and callable(getattr(part, "attention_fn", None)):
             part.attention_fn = _owned(part, part.attention_fn)
     function = module if x.method is None else getattr(module, x.method)

@@ -221,7 +221,7 @@ def _differentiate(values: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _batch(values: Any, axes: Any, *, mapped: int, **params: Any) -> Any:
-    """Every value gets the mapped axis in front, broadcast where it has none."""
+    """Adds the mapped axis in front of every value, broadcast if it has none."""
     size = next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None)
     moved = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)

@@ -147,11 +147,11 @@ def attention_divergence(  # noqa: D417
 def _tilings(teacher: Request, student: Request) -> tuple[Tiling, Tiling]:
     """Tilings of the teacher and the student with the same blocks."""
     wanted = tile(student if teacher.score.block_hint is None else teacher)
-    its, own = (
+    theirs, ours = (
         tile(dataclasses.replace(x, block_size=wanted.block))._replace(loop=wanted.loop)
         for x in (teacher, student)
     )
-    return its, own
+    return theirs, ours
 
 
 def _inputs(
@@ -212,14 +212,14 @@ def _every_head(
     tilings: tuple[Tiling, Tiling],
 ) -> Array:
     layout, (block, loop, _) = student.layout, tilings[1]
-    its, own = map(lower_heads, (teacher, student), tilings)
+    theirs, ours = map(lower_heads, (teacher, student), tilings)
     if block == (layout.T, layout.S):
         union: Any = np.full((1, 1), PARTIAL, np.int8)
     else:
-        union = _union(*(_joined(x.kinds, len(layout.batch)) for x in (its, own)))
+        union = _union(*(_joined(x.kinds, len(layout.batch)) for x in (theirs, ours)))
     known = isinstance(union, np.ndarray)
-    pairs = pair_up((own.problem, layout), (its.problem, teacher.layout), heads, share)
-    facts = Facts(kind, own.facts, its.facts, heads.shape[1], block, dtypes_of(pairs))
+    pairs = pair_up((ours.problem, layout), (theirs.problem, teacher.layout), heads, share)
+    facts = Facts(kind, ours.facts, theirs.facts, heads.shape[1], block, dtypes_of(pairs))
 
     def one(parts: tuple[Any, Any]) -> Array:
         pairs, traced = parts

@@ -194,16 +194,16 @@ def top_logits(head: Problem, dtypes: Problem, rows: Rows) -> Array:
     every = jnp.arange(rows.first.shape[0])
     # On an explicit mesh a gather's operand and indices must have equal sharding: the select
     # broadcasts an array that several heads share.
-    own = (lambda x: jnp.where(rows.first[0] >= 0, x, x)) if is_explicit() else jnp.asarray
+    spread = (lambda x: jnp.where(rows.first[0] >= 0, x, x)) if is_explicit() else jnp.asarray
 
     def pair(x: Array) -> Array:
         row = every if x.shape[0] > 1 else jnp.zeros_like(every)
         column = rows.first if x.shape[1] > 1 else jnp.zeros_like(rows.first)
-        return own(x)[row, column][:, None, None]
+        return spread(x)[row, column][:, None, None]
 
     sides = Sides(
         query=jax.tree.map(lambda x: x[:, None], head.sides.query),
-        key=jax.tree.map(lambda x: own(x)[rows.first][:, None], head.sides.key),
+        key=jax.tree.map(lambda x: spread(x)[rows.first][:, None], head.sides.key),
         pair=jax.tree.map(pair, head.sides.pair),
     )
     is_nan = jnp.isnan(rows.top + rows.log_total)

@@ -129,8 +129,8 @@ def _products(request: Request) -> tuple[Result, Array]:
     value = jnp.asarray(request.value).reshape(examples, S, K * V)
     dtype = request.accumulator
     query = query.reshape(examples, K, G, H)
-    own = jnp.eye(K, dtype=bool)[None, :, None, :, None]
-    columns = jnp.where(own, jnp.swapaxes(query, 2, 3)[:, :, :, None], jnp.zeros((), query.dtype))
+    eye = jnp.eye(K, dtype=bool)[None, :, None, :, None]
+    columns = jnp.where(eye, jnp.swapaxes(query, 2, 3)[:, :, :, None], jnp.zeros((), query.dtype))
     scores = _beside_zeros(matmul, key.reshape(examples, S, K * H), columns.reshape(-1, K * H, N))
     logits = scores[..., :N].astype(dtype) * _scale(request, dtype)
     visible, overflowed = _visible(request)

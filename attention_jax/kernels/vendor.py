@@ -82,8 +82,8 @@ def _mask(
     if right is not None and right < 0:
         return f"mask {mask!r} leaves {-right} first queries without a key, which is undefined"
     if left is not None and layout.T - 1 - left > layout.S - 1:
-        blind = layout.T - layout.S - left
-        return f"mask {mask!r} leaves {blind} last queries without a key, which is undefined"
+        empty = layout.T - layout.S - left
+        return f"mask {mask!r} leaves {empty} last queries without a key, which is undefined"
     return left, right, padding, segments
 
 

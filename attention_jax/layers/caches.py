@@ -39,12 +39,12 @@ def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
     """The fields of a cache without padding or overflow, which are those of Flax's cache."""
     *batch, length, _, _ = key.shape
     slots = jnp.arange(length, dtype=jnp.int32)
-    places = jnp.where(slots < index, slots, -1).reshape((1,) * len(batch) + (length,))
+    positions = jnp.where(slots < index, slots, -1).reshape((1,) * len(batch) + (length,))
     return {
         "key": key,
         "value": value,
         "index": index,
-        "token_positions": jnp.broadcast_to(places, (*batch, length)),
+        "token_positions": jnp.broadcast_to(positions, (*batch, length)),
         "lengths": jnp.full(tuple(batch), index, jnp.int32),
         "overflowed": jnp.zeros(tuple(batch), bool),
     }

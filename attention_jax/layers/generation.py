@@ -227,11 +227,11 @@ def _begin(call_model: CallModel, task: Task) -> tuple[Step, Array, Any]:
         return _after_prompt(call_model, task)
     memory = call_model("encode", task.source, task.mask, deterministic=True)
     # As a mask of keys, which also broadcasts over beams before the batch.
-    seen = token_mask("source_mask", task.mask, task.source.shape)
+    key_mask = token_mask("source_mask", task.mask, task.source.shape)
 
     def step(token: Array, state: Any) -> tuple[Array, Any]:
         token = token[..., None]
-        logits, state = call_model("with_cache", token, state, seen, deterministic=True)
+        logits, state = call_model("with_cache", token, state, key_mask, deterministic=True)
         return logits[..., 0, :], state
 
     first = jnp.broadcast_to(task.bos, task.source.shape[:-1])

@@ -276,8 +276,8 @@ def _step_position(mask: Any, layout: Layout) -> Array | None:
     visible = visible if visible.ndim < 2 else visible[..., 0, :]
     batch = () if visible.ndim < 3 else layout.batch
     visible = visible if visible.ndim < 2 else visible.any(axis=-2)
-    places = arange(layout.S).reshape((1,) * (visible.ndim - 1) + (layout.S,))
-    last = jnp.max(jnp.where(visible, places, 0), axis=-1)[..., None]
+    index = arange(layout.S).reshape((1,) * (visible.ndim - 1) + (layout.S,))
+    last = jnp.max(jnp.where(visible, index, 0), axis=-1)[..., None]
     return jnp.broadcast_to(last, (*batch, 1))
 
 

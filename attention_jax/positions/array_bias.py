@@ -42,7 +42,7 @@ class ArrayBias(Term):
         return Sides(pair=(jnp.where(masked, 0, array), masked))
 
     def per_head(self) -> "ArrayBias":
-        """No parameters: a block needs the pair data alone."""
+        """No parameters: a block needs only the pair data."""
         return ArrayBias(None)
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:

@@ -22,7 +22,7 @@ class Bias(Term):
     """A bias object: added to a score by `score + bias` or given as `bias=`."""
 
     def prepare(self, query: Array, key: Array) -> Sides:
-        """Nothing: a bias of positions alone."""
+        """No data: the bias depends only on positions."""
         return Sides()
 
     @property

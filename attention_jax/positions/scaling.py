@@ -37,7 +37,7 @@ class Linear(Scaling):
         return f"linear_scaling({self.factor})"
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
-        """All of them divided."""
+        """All frequencies divided by the factor."""
         return geometric(base, width) / self.factor
 
 
@@ -52,7 +52,7 @@ class Ntk(Scaling):
         return f"ntk_scaling({self.factor})"
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
-        """The fastest unchanged, the slowest divided by the factor."""
+        """The highest frequency unchanged, the lowest divided by the factor."""
         if width < 4:
             raise ValueError(f"ntk_scaling needs a rotary width of at least 4, got {width}")
         return geometric(base * self.factor ** (width / (width - 2)), width)
@@ -60,7 +60,7 @@ class Ntk(Scaling):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Yarn(Scaling):
-    """Slow waves divided, fast ones kept, a ramp between."""
+    """Low frequencies divided, high ones kept, with a ramp in between."""
 
     factor: float
     original_length: int
@@ -91,7 +91,7 @@ class Yarn(Scaling):
 
 
 def linear_scaling(factor: Number) -> Scaling:
-    """Position interpolation, `θ' = θ / factor`: as if every position were divided by it.
+    """Position interpolation, `θ' = θ / factor`, equivalent to dividing every position.
 
     Args:
         factor: new length over trained length.
@@ -131,7 +131,7 @@ def yarn_scaling(
     beta_slow: float | int = 1,
     gain: float | int | None = None,
 ) -> Scaling:
-    """YaRN: slow waves are interpolated, fast ones kept, and the logits sharpened.
+    """YaRN: low frequencies are interpolated, high ones kept, and the logits scaled up.
 
         θ'_i = (1 - γ_i) · θ_i / factor + γ_i · θ_i,   gain = 0.1 · ln(factor) + 1
 

@@ -99,7 +99,7 @@ class ScaledDot(Product):
         return None if scale is None else DotProduct(float(scale))
 
     def static_scale(self, depth: int) -> float | None:
-        """The factor as a plain number, or None where it is an array."""
+        """The factor as a Python number, or None if it is an array."""
         if self.scale is not None:
             return None
         return self.constant if self.constant is not None else 1 / np.sqrt(max(depth, 1))
@@ -109,7 +109,7 @@ class ScaledDot(Product):
         return jnp.asarray(self.scale if constant is None else constant).astype(dtype)
 
     def prepare(self, query: Array, key: Array) -> Sides:
-        """Scales the query, T·H products and not T·S, where its dtype has the bits for it."""
+        """Scales the query, T·H products instead of T·S, if its dtype is precise enough."""
         if is_low_precision(query.dtype):
             return Sides(query, key)
         factor = self._factor(query.shape[-1], query.dtype)
@@ -181,7 +181,7 @@ class Custom(Score):
         return Sides(query, key)
 
     def per_head(self) -> "Custom":
-        """The function's own parameters are shared by all heads."""
+        """The function's parameters are shared by all heads."""
         return Custom(jax.tree.map(lambda x: jnp.asarray(x)[None], self.function))
 
     def block(self, sides: Sides, query_positions: Array, key_positions: Array) -> Array:
@@ -270,7 +270,7 @@ def cosine(scale: Any = 1.0) -> Score:
 
 
 def custom(f: BlockFunction) -> Score:
-    """A score of your own, written for one block of one head.
+    """A custom score, written for one block of one head.
 
     Args:
         f: `f(query_block [Tb, H], key_block [Sb, Hk], query_positions [Tb], key_positions [Sb])
