@@ -21,6 +21,7 @@ from attention_jax._core.checks import (
     as_array,
     check_count,
     check_dtype,
+    check_flag,
     check_floating,
     check_known,
     check_size,
@@ -129,6 +130,7 @@ class KVCache(Record):
         heads, depth = check_count("heads", heads, 1), check_count("depth", depth)
         values = depth if value_depth is None else check_count("value_depth", value_depth)
         dtype = check_dtype("dtype", dtype)
+        check_flag("rolling", rolling)
         return cls(
             key=jnp.zeros((*axes, length, heads, depth), dtype),
             value=jnp.zeros((*axes, length, heads, values), dtype),

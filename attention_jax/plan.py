@@ -206,7 +206,7 @@ def check_names(implementation: Any) -> tuple[str, ...]:
     if not names:
         raise ValueError("implementation is an empty sequence; give a name, or None for any")
     for name in names:
-        if name not in KERNELS:
+        if not isinstance(name, str) or name not in KERNELS:
             raise ValueError(
                 f"implementation must be one of {', '.join(map(repr, KERNELS))}, got {name!r}"
             )

@@ -177,6 +177,13 @@ def check_rate(name: str, rate: Any) -> float:
     return float(rate)
 
 
+def check_flag(name: str, value: Any) -> None:
+    """A TypeError unless `value` is None or a boolean, which may be traced."""
+    boolean = getattr(value, "dtype", None) == np.bool_ and np.ndim(value) == 0
+    if not (value is None or isinstance(value, bool) or boolean):
+        raise TypeError(f"{name} must be True, False or None, got {value!r}")
+
+
 def check_size(name: str, value: Any) -> Any:
     """A size: a plain integer, at least 0, or a symbolic size of `jax.export`."""
     return value if jax.export.is_symbolic_dim(value) else check_count(name, value)

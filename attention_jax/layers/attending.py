@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_flag
 from attention_jax._core.numerics import is_concrete, widen
 from attention_jax._core.observers import owned_by
 from attention_jax.attend import attention_weights, execute, make_request
@@ -76,6 +77,7 @@ class AttentionLayer(LinearSettings, DroppingLayer):
             **positions: Positions of queries and keys.
         """
         score, mask = self._score_and_mask(query, key, mask, count)
+        check_flag("deterministic", deterministic)
         flag = self.deterministic if deterministic is None else deterministic
         training = flag is not None and is_concrete(flag) and not flag
         adapting = training and self._part("score").adapts

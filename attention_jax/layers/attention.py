@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from attention_jax import masks
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_flag
 from attention_jax.layers.arguments import (
     AnyBias,
     AnyMask,
@@ -66,11 +67,11 @@ class MultiHeadAttention(CachedAttention):
         bias: AnyBias = None,
         query_positions: Any = None,
         key_positions: Any = None,
-        is_causal: bool = False,
-        decode: bool | None = None,
+        is_causal: Flag = False,
+        decode: Flag = None,
         valid: Any = None,
         deterministic: Flag = None,
-        sow_weights: bool = False,
+        sow_weights: Flag = False,
         **random: Any,
     ) -> Float[Array, "*B T out"]:
         """The attention of `inputs_q` to `inputs_k` and `inputs_v`.
@@ -96,8 +97,14 @@ class MultiHeadAttention(CachedAttention):
         Raises:
             ValueError: If shapes do not fit, dropout has no random key, or the cache is missing or
                 full.
-            TypeError: If a mask array is not boolean.
+            TypeError: If a mask array or a flag is not boolean.
         """
+        for name, flag in (
+            ("is_causal", is_causal),
+            ("decode", decode),
+            ("sow_weights", sow_weights),
+        ):
+            check_flag(name, flag)
         flags = {"deterministic": deterministic, "random": random}
         if self.decode if decode is None else decode:
             if query_positions is not None or key_positions is not None:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import types
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, dataclass_transform
 
@@ -45,8 +46,13 @@ class Body:
 
     def _check(self, given: Any) -> None:
         """Raises if a setting is invalid; `given` has the settings as attributes."""
+        optional = {
+            field.name
+            for field in dataclasses.fields(type(self))
+            if types.NoneType in typing.get_args(field.type)
+        }
         for name in self._counts:
-            if (value := getattr(given, name)) is not None:
+            if (value := getattr(given, name)) is not None or name not in optional:
                 check_count(name, value, 1)
         check_settings(**{name: getattr(given, name) for name in setting_names(type(self))})
 

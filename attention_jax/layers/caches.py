@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax._core.axes import Array, Shape
+from attention_jax._core.checks import as_array
 from attention_jax._core.pytrees import serializable_tuple
 from attention_jax.cache import KVCache
 from attention_jax.masks import Mask
@@ -51,8 +52,16 @@ def unpadded(key: Array, value: Array, index: Array) -> dict[str, Array]:
 
 
 def first_cache(cache: Any) -> KVCache:
-    """The first layer's cache of tokens in a stack's caches: all layers have the same index."""
-    first: KVCache = jax.tree.leaves(cache, is_leaf=_is_cache)[0]
+    """The first layer's cache of tokens in a stack's caches: all layers have the same index.
+
+    Raises:
+        TypeError: If there is no cache.
+    """
+    first = next(iter(jax.tree.leaves(cache, is_leaf=_is_cache)), None)
+    if not isinstance(first, KVCache):
+        raise TypeError(
+            f"cache must be what new_cache or new_memory_cache returns, got {type(cache).__name__}"
+        )
     return first if first.index.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], first)
 
 
@@ -73,9 +82,10 @@ def check_batch(name: str, x: Any, cache: Any, axes: int = 2) -> None:
         axes: The number of axes of `x` that are not batch axes.
 
     Raises:
+        TypeError: If one of the two is of another type.
         ValueError: If the batch axes differ.
     """
-    shape, batch = np.shape(x), first_cache(cache).batch
+    shape, batch = np.shape(as_array(name, x)), first_cache(cache).batch
     if len(shape) < axes or shape[: len(shape) - axes] != batch:
         given = list(shape[: max(len(shape) - axes, 0)])
         has = "have" if name.endswith("s") else "has"

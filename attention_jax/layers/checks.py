@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
-from attention_jax._core.checks import check_dtype, check_precision, check_rate
+from attention_jax._core.checks import check_dtype, check_flag, check_precision, check_rate
 from attention_jax.layers.arguments import as_mask, check_activation, check_implementation
 from attention_jax.masks.block_map import block_pair
 from attention_jax.plan import check_names
@@ -12,7 +10,7 @@ from attention_jax.plan import check_names
 _FLAGS = (
     *("deterministic", "decode", "use_bias", "normalize_qk", "broadcast_dropout", "fused_qkv"),
     *("self_loops", "scan_layers", "tie_output", "share_embedding", "keep_rngs"),
-    "force_fp32_for_softmax",
+    *("force_fp32_for_softmax", "share_projections", "convolution"),
 )
 _RATES = ("dropout_rate", "attention_dropout_rate")
 _WITH_BLOCKS = ("blockwise", "flash")
@@ -37,7 +35,7 @@ def check_settings(**given: Any) -> None:
         elif name.endswith("_init"):
             _check_init(name, value)
         elif name in _FLAGS:
-            _check_flag(name, value)
+            check_flag(name, value)
         elif name in _RATES:
             check_rate(name, value)
         elif name == "precision":
@@ -55,12 +53,6 @@ def _check_init(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an initialiser (key, shape, dtype), got {value!r}")
     if value is None and name in ("kernel_init", "bias_init"):
         raise TypeError(f"{name} must be an initialiser (key, shape, dtype), got None")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    traced = getattr(value, "dtype", None) == np.bool_
-    if not (value is None or isinstance(value, bool) or traced):
-        raise TypeError(f"{name} must be True, False or None, got {value!r}")
 
 
 def _check_kernel(implementation: Any, block_size: Any) -> None:

@@ -31,7 +31,7 @@ Extra = TypeVar("Extra")
 def check_cross_attention(given: Any) -> None:
     """Checks the `cross_attention` and `cross_score` of a layer, stack or model."""
     check_choice("cross_attention", given.cross_attention, "attention", "mean")
-    check_score(given.cross_score)
+    check_score(given.cross_score, "cross_score")
     if given.cross_attention == "mean" and given.cross_score is not None:
         raise ValueError('cross_attention="mean" has no score: leave cross_score out')
 

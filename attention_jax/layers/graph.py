@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_number
 from attention_jax.heads import merge_heads
 from attention_jax.layers.arguments import AnyBias, AnyMask, Features, check_choice, check_width
 from attention_jax.layers.attending import AttentionLayer
@@ -68,7 +69,7 @@ class GraphAttention(AttentionLayer):
     def _check(self, given: Any) -> None:
         super()._check(given)
         check_choice("join", given.join, "concat", "mean")
-        if not given.negative_slope >= 0:
+        if not check_number("negative_slope", given.negative_slope) >= 0:
             raise ValueError(f"negative_slope must be at least 0, got {given.negative_slope}")
 
     def _build(self, make: Construction) -> None:

@@ -42,8 +42,13 @@ def make_plan(
     differ in size, or `apart` is set, every query head gets a separate key/value head.
 
     Raises:
+        TypeError: If `pruned` is not a sequence of integers.
         ValueError: If a head does not exist, or no head would remain.
     """
+    numbers = np.asarray(list(pruned) if isinstance(pruned, Iterable) else pruned)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"heads must be a sequence of head numbers, got {pruned!r}")
+    pruned = numbers.tolist()
     wrong = [n for n in pruned if not 0 <= n < num_heads]
     if wrong:
         raise ValueError(f"heads: there are heads 0 to {num_heads - 1}, and no {wrong[0]}")

@@ -332,11 +332,12 @@ NAMED: dict[str, ScoreRecipe] = {
 }
 
 
-def recipe(score: AnyScore) -> ScoreRecipe:
+def recipe(score: AnyScore, name: str = "score") -> ScoreRecipe:
     """The recipe of a `score=` argument.
 
     Args:
         score: A score object, a recipe, one of the names of `NAMED`, or None for "scaled_dot".
+        name: The argument's name, for messages.
 
     Raises:
         ValueError: If a name is unknown; the message lists the known ones.
@@ -350,9 +351,9 @@ def recipe(score: AnyScore) -> ScoreRecipe:
         return Given.of(score)
     if isinstance(score, str):
         if score not in NAMED:
-            raise ValueError(f"unknown score {score!r}: the names are {', '.join(NAMED)}")
+            raise ValueError(f"unknown {name} {score!r}: the names are {', '.join(NAMED)}")
         return NAMED[score]
-    raise TypeError(f"score must be a Score, a score recipe or a name, got {type(score).__name__}")
+    raise TypeError(f"{name} must be a Score, a score recipe or a name, got {type(score).__name__}")
 
 
 def is_factory(score: Any) -> bool:
@@ -360,7 +361,7 @@ def is_factory(score: Any) -> bool:
     return callable(score) and not isinstance(score, Score | ScoreRecipe)
 
 
-def check_score(score: Any) -> None:
+def check_score(score: Any, name: str = "score") -> None:
     """Raises the errors of a layer's score at construction instead of at its first use."""
     if not is_factory(score):
-        recipe(score)
+        recipe(score, name)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_flag
 from attention_jax._core.numerics import is_concrete
 
 # A traced boolean is allowed too: a remat that traces keyword arguments traces Python's booleans.
@@ -31,7 +32,9 @@ def is_training(
 
     Raises:
         ValueError: If there is a rate and neither flag is given.
+        TypeError: If the call's flag is not a boolean.
     """
+    check_flag("deterministic", call)
     if rate == 0.0:
         return False
     deterministic = constructed if call is None else call

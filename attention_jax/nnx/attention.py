@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_flag
 from attention_jax.cache import KVCache
 from attention_jax.layers import additive, attention, graph, mean, pooling
 from attention_jax.layers.body import settings
@@ -51,6 +52,12 @@ class _Caching(DroppingLayer):
     out_bias_metadata: Metadata = None
     query_ln_scale_metadata: Metadata = None
     key_ln_scale_metadata: Metadata = None
+
+    def _check(self, given: Any) -> None:
+        super()._check(given)
+        for name, value in vars(given).items():
+            if name.endswith("_metadata") and not (value is None or isinstance(value, Mapping)):
+                raise TypeError(f"{name} must be a mapping or None, got {type(value).__name__}")
 
 
 @module
@@ -126,6 +133,7 @@ class MultiHeadAttention(attention.MultiHeadAttention, _Caching):
             max_length: The length of the new cache.
         """
         super().set_view(deterministic)
+        check_flag("decode", decode)
         if decode is not None:
             self.decode = decode
         if decode and getattr(self, _CACHE["key"]) is None:

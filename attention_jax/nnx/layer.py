@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
 from attention_jax._core.axes import Array
+from attention_jax._core.checks import check_flag
 from attention_jax.layers import body
 from attention_jax.layers.attention import MultiHeadAttention
 from attention_jax.layers.construction import Construction, Draw
@@ -89,6 +90,7 @@ class DroppingLayer(Layer):
         Args:
             deterministic: Whether to disable dropout.
         """
+        check_flag("deterministic", deterministic)
         if deterministic is not None:
             self.deterministic = deterministic
 

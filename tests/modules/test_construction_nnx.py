@@ -172,3 +172,8 @@ def test_recipes_read_like_the_call_that_made_them():
     assert repr(modules.general()) == "general()"
     assert repr(modules.cosine()) == "cosine()"
     assert repr(modules.additive(activation=jax.nn.relu)) == "additive(activation=relu)"
+
+
+def test_metadata_is_a_mapping():
+    with pytest.raises(TypeError, match="kernel_metadata must be a mapping or None, got str"):
+        MultiHeadAttention(2, 8, kernel_metadata="sharded", rngs=nnx.Rngs(0))

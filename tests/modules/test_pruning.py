@@ -278,3 +278,10 @@ def test_mistakes_name_what_is_wrong():
     module = linen.MultiHeadAttention(num_heads=2, score=lambda *_: aj.scores.dot())
     with pytest.raises(NotImplementedError, match="score made by a function"):
         linen.prune_heads(module, {"params": {}}, [0])
+
+
+@pytest.mark.parametrize("heads", [0, None, "0", [True], [0.0], [[0]], {"": 1}], ids=str)
+def test_heads_that_are_no_numbers_are_refused(heads):
+    layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="heads must be a sequence of head numbers"):
+        prune_heads(layer, heads)

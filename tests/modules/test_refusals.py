@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from attention_jax import nnx
+from attention_jax.cache import KVCache
+from attention_jax.layers.caches import check_batch
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
 MODEL = {"num_layers": 1, "num_heads": 2, "features": 8, "mlp_features": 16}
@@ -65,7 +67,14 @@ KINDS = [
     ("Transformer", (), {**MODEL, **WORDS, "activation": "gelu"}, ["activation", "'gelu'"]),
     ("TransformerLM", (), {**MODEL, "vocab": 9, "activation": "gelu"}, ["activation", "'gelu'"]),
     ("TransformerLM", (), {**MODEL, "vocab": 9, "remat": 3}, ["remat", "int"]),
-]
+    ("LowRankAttention", (2, 8), {"length": 6, "rank": None}, ["rank", "NoneType"]),
+    ("LowRankAttention", (2, 8), {"length": 6, "rank": 4, "share_projections": "no"},
+     ["share_projections", "'no'"]),
+    ("MemoryCompressedAttention", (2, 8), {"stride": None}, ["stride", "NoneType"]),
+    ("MemoryCompressedAttention", (2, 8), {"convolution": 1}, ["convolution", "1"]),
+    ("TransformerDecoderLayer", (2, 8, 16), {"cross_score": 3.5}, ["cross_score", "float"]),
+    ("GraphAttention", (8, 4), {"negative_slope": "x"}, ["negative_slope", "str"]),
+]  # fmt: skip
 INPUTS = [
     ((jnp.ones((5, 7)),), {}, ValueError, ["inputs_q", "8", "[5, 7]"]),
     ((X, jnp.ones((2, 5, 3))), {}, ValueError, ["inputs_k", "8", "[2, 5, 3]"]),
@@ -79,7 +88,12 @@ INPUTS = [
     ((X,), {"mask": jnp.ones((5, 5), int)}, TypeError, ["mask", "bias"]),
     ((X,), {"bias": jnp.ones((5, 5), bool)}, TypeError, ["bias", "bool"]),
     ((X,), {"mask": jnp.ones((5, 4), bool)}, ValueError, ["mask", "[5, 4]"]),
-]
+    *(
+        ((X,), {name: value}, TypeError, [name, "True, False or None"])
+        for name in ("deterministic", "is_causal", "decode", "sow_weights")
+        for value in ("no", 1, np.ones(2, bool))
+    ),
+]  # fmt: skip
 
 
 def refused(call, error, words):
@@ -103,6 +117,16 @@ def test_wrong_kinds(flavour, name, args, options, words):
 def test_wrong_inputs(flavour, args, options, error, words):
     layer = flavour.layer("MultiHeadAttention", 2, 8, inputs=(X,))
     refused(lambda: layer.apply(layer.variables, *args, **options), error, words)
+
+
+def test_wrong_caches():
+    for inputs, cache, words in (
+        (X, {}, ["cache", "dict"]),
+        (X, [1], ["cache", "list"]),
+        (X, "cache", ["cache", "str"]),
+        (X.tolist(), KVCache.init((2,), 5, 2, 4), ["inputs", "array", "list"]),
+    ):
+        refused(lambda x=inputs, y=cache: check_batch("inputs", x, y), TypeError, words)
 
 
 def test_wrong_tokens_and_masks_of_a_model(flavour):
