@@ -48,7 +48,7 @@ class Body:
         """Raises if a setting is invalid; `given` has the settings as attributes."""
         optional = {
             field.name
-            for field in dataclasses.fields(type(self))
+            for field in dataclasses.fields(type(self))  # type: ignore[arg-type]
             if types.NoneType in typing.get_args(field.type)
         }
         for name in self._counts:

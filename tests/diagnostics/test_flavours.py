@@ -39,7 +39,7 @@ def test_linen_modules_are_found_by_path():
     assert found.gradient_norms["ours"]["all"] > 0
     _, stats = jax.jit(lambda v: attention_stats(model, X, variables=v))(variables)
     np.testing.assert_allclose(stats["flax"].entropy, found["flax"].entropy, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="give variables="):
+    with pytest.raises(ValueError, match="pass variables="):
         capture(model, X)
 
 

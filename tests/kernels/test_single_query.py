@@ -124,7 +124,7 @@ def test_a_request_that_it_cannot_compute_is_refused(monkeypatch):
             aj.attend(*arrays, implementation="single_query", **options)
 
     pair = jnp.concatenate([query, query], 1)
-    refused("one query, got T = 2", pair, key, value)
+    refused("needs T = 1, got T = 2", pair, key, value)
     refused("does not support bias", query, key, value, bias=jnp.zeros((1, S)))
     refused("does not support block_size", query, key, value, block_size=2)
     refused("cosine.*not a dot product", query, key, value, score=aj.scores.cosine(1.0))
@@ -132,7 +132,7 @@ def test_a_request_that_it_cannot_compute_is_refused(monkeypatch):
     dropped = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}
     refused("no dropout", query, key, value, **dropped)
     visible = aj.masks.custom(lambda t, s: s <= t)
-    refused("a function of the caller", query, key, value, mask=visible)
+    refused("contains a user function", query, key, value, mask=visible)
     with jax.enable_x64(True):
         refused("32 bits, got int64", query, key, value, query_positions=np.arange(1))
     many = jnp.tile(key, (1, 1, 6, 1))[:, :, :17], jnp.tile(value, (1, 1, 6, 1))[:, :, :17]

