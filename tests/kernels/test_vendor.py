@@ -67,7 +67,7 @@ CUDNN = [
 SPLASH = [
     ({"mask": masks.padding(np.array([5]))}, "lengths"),
     ({"mask": masks.segments(np.zeros(128, int), padding_id=0)}, "padding_id"),
-    ({"mask": masks.segments(np.zeros(128, int), np.ones(128, int))}, "of its own"),
+    ({"mask": masks.segments(np.zeros(128, int), np.ones(128, int))}, "separate segment ids"),
 ]
 
 
