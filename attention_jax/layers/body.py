@@ -46,13 +46,8 @@ class Body:
 
     def _check(self, given: Any) -> None:
         """Raises if a setting is invalid; `given` has the settings as attributes."""
-        optional = {
-            field.name
-            for field in dataclasses.fields(type(self))  # type: ignore[arg-type]
-            if types.NoneType in typing.get_args(field.type)
-        }
         for name in self._counts:
-            if (value := getattr(given, name)) is not None or name not in optional:
+            if (value := getattr(given, name)) is not None or not _may_be_none(type(self), name):
                 check_count(name, value, 1)
         check_settings(**{name: getattr(given, name) for name in setting_names(type(self))})
 
@@ -184,6 +179,10 @@ def arguments_of(
 def setting_names(cls: type) -> list[str]:
     """The settings of a body, or of a module that derives from one."""
     return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+
+def _may_be_none(cls: Any, name: str) -> bool:
+    return types.NoneType in typing.get_args(cls.__dataclass_fields__[name].type)
 
 
 def is_body(cls: type) -> bool:
