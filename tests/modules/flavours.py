@@ -60,7 +60,7 @@ class Made:
     """A module of one flavour, made by `make(library, **options)`, with the parameters of NNX's.
 
     Attributes:
-        library: `attention_jax.nnx` or `attention_jax.linen`.
+        package: `attention_jax.nnx` or `attention_jax.linen`.
         model: The module.
         given: What functions of a model take first: the model, in Linen with its variables.
     """
@@ -70,19 +70,19 @@ class Made:
         if change is not None:
             change(twin)
         self.given: tuple
-        self.library, self.model, self.given = nnx, twin, (twin,)
+        self.package, self.model, self.given = nnx, twin, (twin,)
         if flavour == "linen":
-            self.library, self.model = linen, make(linen)
+            self.package, self.model = linen, make(linen)
             self.given = (self.model, linen.from_nnx(twin))
 
     def __call__(self, *arrays, method="__call__", **options):
-        if self.library is nnx:
+        if self.package is nnx:
             return getattr(self.model, method)(*arrays, **options)
         return self.model.apply(self.given[1], *arrays, method=method, **options)
 
     def decode(self, name, *arrays, **options):
         """`greedy_decode` and its like."""
-        return getattr(self.library, name)(*self.given, *arrays, **options)
+        return getattr(self.package, name)(*self.given, *arrays, **options)
 
 
 class Flavour(str):
